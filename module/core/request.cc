@@ -1,0 +1,174 @@
+#include "core/request.h"
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+namespace turnstile {
+namespace {
+
+// Reads arguments from left to right. The first mistake is kept; after it nothing is left to read,
+// so a parser needs no check after every step and reports the mistake once, in Finish.
+class Reader {
+ public:
+  explicit Reader(Args args) : rest_(args) {}
+
+  bool AtEnd() const { return rest_.empty(); }
+
+  bool TakeKeyword(std::string_view keyword) {
+    if (AtEnd() || !IsKeyword(rest_.front(), keyword)) return false;
+    rest_ = rest_.subspan(1);
+    return true;
+  }
+
+  Owner TakeOwner() {
+    const std::string_view bytes = Take("an owner");
+    if (!failed() && (bytes.empty() || bytes.size() > kMaxOwnerBytes)) {
+      Fail("the owner must have 1 to " + std::to_string(kMaxOwnerBytes) + " bytes, not " +
+           std::to_string(bytes.size()));
+    }
+    return Owner{bytes};
+  }
+
+  // A number from 1 to `most`; `what` names it in messages.
+  int64_t TakePositive(std::string_view what, int64_t most) {
+    const std::string_view text = Take(what);
+    const auto number = ParseDigits(text);
+    if (number.has_value() && *number >= 1 && *number <= most) return *number;
+    Fail(std::string(what) + " must be a whole number from 1 to " + std::to_string(most) +
+         " in plain digits, not " + Quoted(text));
+    return 1;
+  }
+
+  void Fail(std::string_view why) {
+    if (failed()) return;
+    error_ = "ERR ";
+    error_ += why;
+    rest_ = {};
+  }
+
+  void FailOnUnknown(std::string_view expected) {
+    Fail("syntax error at " + Quoted(rest_.front()) + ": expected " + std::string(expected));
+  }
+
+  template <typename Request>
+  Parsed<Request> Finish(Request request) {
+    if (!AtEnd()) FailOnUnknown("nothing more");
+    if (failed()) return ParseError{std::move(error_)};
+    return request;
+  }
+
+ private:
+  bool failed() const { return !error_.empty(); }
+
+  std::string_view Take(std::string_view what) {
+    if (AtEnd()) {
+      Fail("syntax error: " + std::string(what) + " is missing");
+      return {};
+    }
+    const std::string_view taken = rest_.front();
+    rest_ = rest_.subspan(1);
+    return taken;
+  }
+
+  Args rest_;
+  std::string error_;
+};
+
+// <PX ms | EX s>
+constexpr std::string_view kLeaseGrammar = "PX ms or EX s";
+
+// Takes the lease option if it stands next. Returns whether it did.
+bool TakeLease(Reader& reader, const Limits& limits, std::optional<Millis>& lease) {
+  const bool px = reader.TakeKeyword("PX");
+  if (!px && !reader.TakeKeyword("EX")) return false;
+  if (lease.has_value()) reader.Fail("syntax error: the lease is given twice, give PX or EX once");
+  lease = px ? Millis{reader.TakePositive("PX", limits.max_lease.count())}
+             : Millis{std::chrono::seconds{reader.TakePositive(
+                   "EX", std::chrono::floor<std::chrono::seconds>(limits.max_lease).count())}};
+  return true;
+}
+
+// owner <PX ms | EX s>
+template <typename Request>
+Parsed<Request> ParseOwnerAndLease(Args args, const Limits& limits) {
+  Reader reader(args);
+  const Owner owner = reader.TakeOwner();
+  std::optional<Millis> lease;
+  while (!reader.AtEnd()) {
+    if (!TakeLease(reader, limits, lease)) reader.FailOnUnknown(kLeaseGrammar);
+  }
+  if (!lease.has_value()) {
+    reader.Fail("syntax error: the lease is missing, give " + std::string(kLeaseGrammar));
+  }
+  return reader.Finish(Request{owner, lease.value_or(Millis{1})});
+}
+
+}  // namespace
+
+Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits) {
+  return ParseOwnerAndLease<AcquireRequest>(args, limits);
+}
+
+Parsed<ReleaseRequest> ParseRelease(Args args) {
+  Reader reader(args);
+  const Owner owner = reader.TakeOwner();
+  return reader.Finish(ReleaseRequest{owner});
+}
+
+Parsed<TouchRequest> ParseTouch(Args args, const Limits& limits) {
+  return ParseOwnerAndLease<TouchRequest>(args, limits);
+}
+
+Parsed<FenceRequest> ParseFence(Args args) {
+  Reader reader(args);
+  FenceRequest request;
+  if (!reader.AtEnd()) {
+    request.token = Token{static_cast<uint64_t>(
+        reader.TakePositive("the token", static_cast<int64_t>(kMaxToken.value)))};
+  }
+  return reader.Finish(request);
+}
+
+std::optional<int64_t> ParseDigits(std::string_view text) {
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  if (text.empty() || !std::all_of(text.begin(), text.end(), is_digit)) return std::nullopt;
+  if (text.front() == '0' && text.size() > 1) return std::nullopt;
+  int64_t number = 0;
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (result.ec != std::errc{}) return std::nullopt;
+  return number;
+}
+
+bool IsKeyword(std::string_view text, std::string_view keyword) {
+  // The locale must not have a say in a protocol.
+  const auto upper = [](char c) {
+    return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  };
+  return std::equal(text.begin(), text.end(), keyword.begin(), keyword.end(),
+                    [&](char a, char b) { return upper(a) == upper(b); });
+}
+
+std::string Quoted(std::string_view bytes) {
+  constexpr size_t kShown = 40;
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::string out = "\"";
+  for (const char c : bytes.substr(0, kShown)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (byte >= 0x20 && byte < 0x7f) {
+      out += c;
+    } else {
+      out += "\\x";
+      out += kHex[byte >> 4];
+      out += kHex[byte & 0xf];
+    }
+  }
+  out += '"';
+  if (bytes.size() > kShown) out += "... (" + std::to_string(bytes.size()) + " bytes)";
+  return out;
+}
+
+}  // namespace turnstile

@@ -1,0 +1,71 @@
+// What callers ask for, and how a row of strings becomes such a request.
+//
+// A request is parsed as a whole before anybody looks at a key: a request that is wrong anywhere
+// changes nothing. Keywords are case-insensitive, options come in any order, an option given twice
+// is an error, and integers are plain decimal digits: no sign, space, leading zero, exponent.
+
+#ifndef TURNSTILE_CORE_REQUEST_H_
+#define TURNSTILE_CORE_REQUEST_H_
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "core/types.h"
+
+namespace turnstile {
+
+struct AcquireRequest {
+  Owner owner;
+  Millis lease;
+};
+
+struct ReleaseRequest {
+  Owner owner;
+};
+
+struct TouchRequest {
+  Owner owner;
+  Millis lease;
+};
+
+struct FenceRequest {
+  std::optional<Token> token;  // absent: which token holds the lock?
+};
+
+// The error reply to send, first word included; one line of printable characters, whatever bytes
+// the caller sent.
+struct ParseError {
+  std::string text;
+};
+
+template <typename Request>
+using Parsed = std::variant<Request, ParseError>;
+
+// The arguments that follow the command's name and its key.
+using Args = std::span<const std::string_view>;
+
+// What the server's configuration allows.
+struct Limits {
+  Millis max_lease;
+};
+
+Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits);
+Parsed<ReleaseRequest> ParseRelease(Args args);
+Parsed<TouchRequest> ParseTouch(Args args, const Limits& limits);
+Parsed<FenceRequest> ParseFence(Args args);
+
+// A whole number in plain decimal digits, from 0 to 2^63 - 1; nothing for any other spelling.
+std::optional<int64_t> ParseDigits(std::string_view text);
+
+// Whether `text` is `keyword`, upper or lower case. Safe on any bytes.
+bool IsKeyword(std::string_view text, std::string_view keyword);
+
+// Bytes that somebody sent, made fit to be read in a message: quoted, escaped, cut when long.
+std::string Quoted(std::string_view bytes);
+
+}  // namespace turnstile
+
+#endif  // TURNSTILE_CORE_REQUEST_H_

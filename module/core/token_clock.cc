@@ -1,0 +1,39 @@
+#include "core/token_clock.h"
+
+#include <algorithm>
+
+namespace turnstile {
+namespace {
+
+// The wall clock as a token value. A clock before 1970 or past the last token is held at the ends
+// of the range, so that no arithmetic below can overflow.
+constexpr uint64_t Reading(FineInstant now) {
+  return static_cast<uint64_t>(
+      std::clamp<int64_t>(now.time_since_epoch().count(), 0, int64_t{kMaxToken.value} + 1));
+}
+
+}  // namespace
+
+std::optional<Token> TokenClock::Next(FineInstant now) const {
+  const Token next{std::max(last_.value + 1, Reading(now))};
+  if (next > kMaxToken) return std::nullopt;
+  return next;
+}
+
+void TokenClock::Observe(Token token) { last_ = std::max(last_, std::min(token, kMaxToken)); }
+
+Token TokenClock::StartIssuing(FineInstant now, Millis margin) {
+  const Micros added = LeadAt(now) >= kLargestLeadForMargin ? Micros{0} : Micros{margin};
+  const uint64_t start = std::max(last_.value, Reading(now));
+  Observe(Token{start + static_cast<uint64_t>(added.count())});
+  return last_;
+}
+
+Micros TokenClock::LeadAt(FineInstant now) const { return LeadOf(last_, now); }
+
+Micros LeadOf(Token token, FineInstant now) {
+  const uint64_t reading = Reading(now);
+  return Micros{token.value > reading ? static_cast<int64_t>(token.value - reading) : 0};
+}
+
+}  // namespace turnstile

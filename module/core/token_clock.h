@@ -1,0 +1,57 @@
+// The clock that fencing tokens are read from.
+//
+// Rejected: a counter. A counter is a key that FLUSHALL, eviction, a restart without persistence
+// or a failover that lost writes can set back, and then tokens repeat; and one counter a lock name
+// leaks a key for every name ever used. A hybrid clock needs no key: a token is the wall clock in
+// microseconds, or one more than the last token if that is larger. What was forgotten is covered
+// by time having passed, and by a margin that is added whenever a server starts to issue.
+//
+// One clock serves the whole server, so tokens of one lock rise but are not consecutive.
+
+#ifndef TURNSTILE_CORE_TOKEN_CLOCK_H_
+#define TURNSTILE_CORE_TOKEN_CLOCK_H_
+
+#include <optional>
+
+#include "core/types.h"
+
+namespace turnstile {
+
+// While the clock leads the wall clock by this much, starting to issue adds no margin: servers that
+// restart in a loop must not run away from the wall clock.
+inline constexpr Millis kLargestLeadForMargin = std::chrono::minutes{10};
+
+// A client may RESTORE a lock whose token leads the wall clock by at most this much: a forged token
+// must not push the clock to its end.
+inline constexpr Millis kLargestRestoredLead = std::chrono::hours{1};
+
+class TokenClock {
+ public:
+  // The token that a grant at `now` gets, or nothing when tokens are used up. Issues nothing by
+  // itself: the grant that uses the token is a fact, and every fact is shown to Observe.
+  std::optional<Token> Next(FineInstant now) const;
+
+  // Raises the clock to `token`, which was granted here, loaded, restored or replicated.
+  void Observe(Token token);
+
+  // Called when this server starts to issue: at its start and at its promotion. The clock becomes
+  // max(last, now) + margin; the margin covers tokens that this server never heard of.
+  // Returns the new value, below which this server will issue nothing.
+  Token StartIssuing(FineInstant now, Millis margin);
+
+  // The highest token issued or seen; zero if none.
+  Token last() const { return last_; }
+
+  // How far the clock is ahead of the wall clock; zero if it is not.
+  Micros LeadAt(FineInstant now) const;
+
+ private:
+  Token last_;
+};
+
+// How far `token` is ahead of the wall clock; zero if it is not.
+Micros LeadOf(Token token, FineInstant now);
+
+}  // namespace turnstile
+
+#endif  // TURNSTILE_CORE_TOKEN_CLOCK_H_

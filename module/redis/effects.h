@@ -1,0 +1,42 @@
+// From a decision to its effects: the one place that writes keys, replicates, wakes watchers and
+// words replies. A handler does none of these by itself.
+
+#ifndef TURNSTILE_REDIS_EFFECTS_H_
+#define TURNSTILE_REDIS_EFFECTS_H_
+
+#include <string>
+
+#include "core/fact.h"
+#include "core/lock.h"
+#include "core/request.h"
+#include "redis/lock_type.h"
+#include "redis/redis_api.h"
+
+namespace turnstile {
+
+// Carries out what was decided here, and tells replicas and the AOF the same fact.
+void CarryOut(RedisModuleCtx* ctx, LockKey& key, const Change& change);
+
+// Carries out what the running LOCK.FACT says, and passes it on as it came.
+void Obey(RedisModuleCtx* ctx, LockKey& key, const Held& held);
+void Obey(RedisModuleCtx* ctx, const FloorFact& floor);
+
+// Tells replicas and the AOF that no token up to `floor` will be issued again.
+void TellFloor(RedisModuleCtx* ctx, Token floor);
+
+int ReplyAcquired(RedisModuleCtx* ctx, const Decision& decision);
+// 1 if the decision changed something, else 0: the only two answers about one lock.
+int ReplyDone(RedisModuleCtx* ctx, const Decision& decision);
+int ReplyToken(RedisModuleCtx* ctx, std::optional<Token> token);
+int ReplyFlag(RedisModuleCtx* ctx, bool flag);
+// The map of LOCK.INFO; `expiry` is the key's.
+int ReplyInfo(RedisModuleCtx* ctx, const Place& place, Instant expiry, Instant now);
+
+int ReplyError(RedisModuleCtx* ctx, const ParseError& error);
+int ReplyWrongType(RedisModuleCtx* ctx);
+int ReplyReadOnly(RedisModuleCtx* ctx);
+int ReplyInternal(RedisModuleCtx* ctx);
+
+}  // namespace turnstile
+
+#endif  // TURNSTILE_REDIS_EFFECTS_H_

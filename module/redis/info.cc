@@ -1,0 +1,22 @@
+#include "redis/info.h"
+
+#include "redis/tokens.h"
+
+namespace turnstile {
+namespace {
+
+void Info(RedisModuleInfoCtx* info, int /*for_crash_report*/) {
+  const TokenClock& clock = Tokens().clock();
+  RedisModule_InfoAddSection(info, "clock");
+  RedisModule_InfoAddFieldULongLong(info, "last_token", clock.last().value);
+  RedisModule_InfoAddFieldLongLong(
+      info, "clock_lead_ms", std::chrono::floor<Millis>(clock.LeadAt(WallNow())).count());
+}
+
+}  // namespace
+
+bool RegisterInfo(RedisModuleCtx* ctx) {
+  return RedisModule_RegisterInfoFunc(ctx, Info) == REDISMODULE_OK;
+}
+
+}  // namespace turnstile

@@ -1,0 +1,52 @@
+#define TURNSTILE_DEFINES_REDIS_API
+#include "redis/redis_api.h"
+
+#include <ctime>
+
+namespace turnstile {
+namespace {
+
+// Redis 7.2 and later.
+long long (*server_microseconds)() = nullptr;
+
+bool IsValkey() {
+  void* unused = nullptr;
+  return RedisModule_GetApi("ValkeyModule_CreateCommand", static_cast<void*>(&unused)) ==
+         REDISMODULE_OK;
+}
+
+}  // namespace
+
+bool InitRedisApi(RedisModuleCtx* ctx, const char* module_name, int module_version) {
+  if (RedisModule_Init(ctx, module_name, module_version, REDISMODULE_APIVER_1) != REDISMODULE_OK) {
+    return false;
+  }
+  RedisModule_GetApi("RedisModule_Microseconds", static_cast<void*>(&server_microseconds));
+  return true;
+}
+
+std::string EngineName() {
+  const auto version = static_cast<unsigned>(RedisModule_GetServerVersion());
+  return std::string(IsValkey() ? "Valkey " : "Redis ") + std::to_string(version >> 16) + '.' +
+         std::to_string(version >> 8 & 0xff) + '.' + std::to_string(version & 0xff);
+}
+
+FineInstant WallNow() {
+  if (server_microseconds != nullptr) return FineInstant{Micros{server_microseconds()}};
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return FineInstant{std::chrono::seconds{now.tv_sec} +
+                     std::chrono::floor<Micros>(std::chrono::nanoseconds{now.tv_nsec})};
+}
+
+Source SourceOf(RedisModuleCtx* ctx) {
+  const int flags = RedisModule_GetContextFlags(ctx);
+  if ((flags & REDISMODULE_CTX_FLAGS_REPLICATED) != 0) return Source::kObeyed;
+  // Only the AOF runs commands while loading; a replica that loads asynchronously (swapdb) serves
+  // clients meanwhile, and reads no AOF.
+  const int loading = REDISMODULE_CTX_FLAGS_LOADING | REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
+  if ((flags & loading) == REDISMODULE_CTX_FLAGS_LOADING) return Source::kObeyed;
+  return (flags & REDISMODULE_CTX_FLAGS_SLAVE) != 0 ? Source::kReplica : Source::kCaller;
+}
+
+}  // namespace turnstile

@@ -1,0 +1,57 @@
+// The one door to redismodule.h.
+//
+// The header is Redis 7.0's; what newer servers add is looked up by name at run time, here and
+// nowhere else, so that one turnstile.so serves every engine. Every other file includes this one:
+// the API pointers are `extern` but in redis_api.cc, which both g++ and clang++ accept.
+
+#ifndef TURNSTILE_REDIS_REDIS_API_H_
+#define TURNSTILE_REDIS_REDIS_API_H_
+
+#ifndef TURNSTILE_DEFINES_REDIS_API
+#define REDISMODULE_API extern
+#endif
+#include <redismodule.h>
+
+#include <string>
+#include <string_view>
+
+#include "core/types.h"
+
+namespace turnstile {
+
+// The oldest server that has every call we need.
+inline constexpr int kOldestServer = 0x00070000;
+
+// Connects to the server's API. Must come first. False: the server refuses or lacks it.
+bool InitRedisApi(RedisModuleCtx* ctx, const char* module_name, int module_version);
+
+// For example "Valkey 8.1.1". The version number alone cannot tell Redis 8 from Valkey 8.
+std::string EngineName();
+
+// The server's wall clock. Read once for each request.
+FineInstant WallNow();
+
+// The value type's methods as servers from 7.2 on know them; 7.0 ignores the added field.
+struct TypeMethodsV5 {
+  RedisModuleTypeMethods v4;
+  RedisModuleTypeAuxSaveFunc aux_save2;  // writes nothing into the RDB unless the callback does
+};
+inline constexpr uint64_t kTypeMethodsV5 = 5;
+
+inline std::string_view ToView(const RedisModuleString* string) {
+  size_t size = 0;
+  const char* bytes = RedisModule_StringPtrLen(string, &size);
+  return {bytes, size};
+}
+
+// Where a command comes from decides what may be done with it.
+enum class Source {
+  kCaller,   // a client of a primary: decide
+  kObeyed,   // the primary or the AOF: apply what was decided, never decide
+  kReplica,  // a client of a replica: only look, also when the replica is writable
+};
+Source SourceOf(RedisModuleCtx* ctx);
+
+}  // namespace turnstile
+
+#endif  // TURNSTILE_REDIS_REDIS_API_H_

@@ -1,0 +1,31 @@
+#include "redis/tokens.h"
+
+#include <utility>
+
+#include "redis/config.h"
+
+namespace turnstile {
+
+const TokenClock& ServerTokens::Issuing(FineInstant now) {
+  if (!issuing_) {
+    issuing_ = true;
+    untold_floor_ = clock_.StartIssuing(now, TokenMargin());
+  }
+  return clock_;
+}
+
+void ServerTokens::StopIssuing() {
+  issuing_ = false;
+  untold_floor_.reset();
+}
+
+std::optional<Token> ServerTokens::TakeUntoldFloor() {
+  return std::exchange(untold_floor_, std::nullopt);
+}
+
+ServerTokens& Tokens() {
+  static constinit ServerTokens tokens;
+  return tokens;
+}
+
+}  // namespace turnstile

@@ -1,0 +1,41 @@
+// The server's one token clock, and when it starts to issue.
+
+#ifndef TURNSTILE_REDIS_TOKENS_H_
+#define TURNSTILE_REDIS_TOKENS_H_
+
+#include <optional>
+
+#include "core/token_clock.h"
+#include "core/types.h"
+
+namespace turnstile {
+
+class ServerTokens {
+ public:
+  // The clock to decide with. The first call after a start or a promotion adds the margin.
+  const TokenClock& Issuing(FineInstant now);
+
+  // A token that was granted here, loaded, restored or replicated.
+  void Observe(Token token) { clock_.Observe(token); }
+
+  // The server is a replica now: it issues nothing until it is promoted.
+  void StopIssuing();
+
+  // The floor that replicas and the AOF have not been told yet, if any; the caller tells them.
+  std::optional<Token> TakeUntoldFloor();
+
+  bool issuing() const { return issuing_; }
+  bool has_untold_floor() const { return untold_floor_.has_value(); }
+  const TokenClock& clock() const { return clock_; }
+
+ private:
+  TokenClock clock_;
+  bool issuing_ = false;
+  std::optional<Token> untold_floor_;
+};
+
+ServerTokens& Tokens();
+
+}  // namespace turnstile
+
+#endif  // TURNSTILE_REDIS_TOKENS_H_

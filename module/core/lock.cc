@@ -70,7 +70,7 @@ Outcome Missing(Standing standing) {
 
 }  // namespace
 
-Decision Decide(const Place& place, const AcquireRequest& request, FineInstant now,
+Decision Decide(const Place& place, const AcquireRequest& request, Ahead ahead, FineInstant now,
                 const TokenClock& clock) {
   const Instant since = ToInstant(now);
   const Instant end = since + request.lease;
@@ -84,6 +84,8 @@ Decision Decide(const Place& place, const AcquireRequest& request, FineInstant n
     }
     case Standing::kFree:
     case Standing::kEnded:
+      if (ahead == Ahead::kOthers) return {Outcome::kOthersWait, std::nullopt};
+      break;
     case Standing::kOwnPlain:
       break;
   }
@@ -95,7 +97,7 @@ Decision Decide(const Place& place, const AcquireRequest& request, FineInstant n
 Decision Decide(const Place& place, const ReleaseRequest& request, Instant now) {
   switch (const Standing standing = StandingOf(request.owner, place, now); standing) {
     case Standing::kOwn:
-      return {Outcome::kReleased, Freed{}};
+      return {Outcome::kReleased, Freed{request.owner}};
     case Standing::kOwnPlain:
       return {Outcome::kReleased, PlainFreed{}};
     default:
@@ -126,6 +128,17 @@ std::optional<Token> CurrentToken(const Place& place, Instant now) {
 
 bool IsCurrent(const Place& place, Token token, Instant now) {
   return CurrentToken(place, now) == token;
+}
+
+std::optional<Holder> HolderOf(const Place& place, Instant now) {
+  if (place.plain.has_value()) {
+    const std::string_view value = place.plain->value;
+    return Holder{Owner{value.size() <= kMaxOwnerBytes ? value : ""}, place.plain->end};
+  }
+  if (place.lock == nullptr) return std::nullopt;
+  const Hold hold = place.lock->hold();
+  if (!hold.LiveAt(now)) return std::nullopt;
+  return Holder{hold.owner, hold.end};
 }
 
 Lock* Apply(Lock* lock, const Held& held) {

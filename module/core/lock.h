@@ -67,6 +67,7 @@ class Lock {
 // A string that somebody wrote with SET, taken as a lock.
 struct PlainLock {
   std::string_view value;
+  Instant end;  // kMaxInstant if it has no TTL
 };
 
 // What a key holds, as far as locks are concerned; at most one of the two.
@@ -79,7 +80,9 @@ struct Place {
 struct Held {  // this owner holds the lock, and nobody else
   Hold hold;
 };
-struct Freed {};       // nobody holds the lock any more
+struct Freed {  // its owner gave it up: nobody holds the lock any more
+  Owner owner;
+};
 struct PlainFreed {};  // the string is gone
 struct PlainExtended {
   Instant end;
@@ -94,6 +97,7 @@ enum class Outcome {
   kFree,           // nobody holds it
   kLeaseEnded,     // the asker held it once; its lease ran out, though the key is still there
   kHeldByOther,    // somebody else holds it
+  kOthersWait,     // nobody holds it, but others came first
   kTokensUsedUp,   // it could be granted, but the token clock is at its end
 };
 
@@ -102,7 +106,10 @@ struct Decision {
   std::optional<Change> change;  // absent: nothing happens
 };
 
-Decision Decide(const Place& place, const AcquireRequest& request, FineInstant now,
+// Who came before this request and still waits for the lock.
+enum class Ahead { kNobody, kOthers };
+
+Decision Decide(const Place& place, const AcquireRequest& request, Ahead ahead, FineInstant now,
                 const TokenClock& clock);
 Decision Decide(const Place& place, const ReleaseRequest& request, Instant now);
 Decision Decide(const Place& place, const TouchRequest& request, Instant now);
@@ -115,6 +122,13 @@ std::optional<Token> CurrentToken(const Place& place, Instant now);
 
 // Whether the lock is held at `now` under exactly this token.
 bool IsCurrent(const Place& place, Token token, Instant now);
+
+// Who keeps others out at `now`, and until when.
+struct Holder {
+  Owner owner;  // empty, which no owner is, if a plain lock's value is too long to be one
+  Instant end;
+};
+std::optional<Holder> HolderOf(const Place& place, Instant now);
 
 // Carries out `held` on a key that stores `lock` (null: no lock). Returns the lock to store: either
 // `lock`, changed where it is, or a new one that takes its place.

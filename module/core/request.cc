@@ -30,14 +30,14 @@ class Reader {
     return Owner{bytes};
   }
 
-  // A number from 1 to `most`; `what` names it in messages.
-  int64_t TakePositive(std::string_view what, int64_t most) {
+  // A number from `least` to `most`; `what` names it in messages.
+  int64_t TakeNumber(std::string_view what, int64_t least, int64_t most) {
     const std::string_view text = Take(what);
     const auto number = ParseDigits(text);
-    if (number.has_value() && *number >= 1 && *number <= most) return *number;
-    Fail(std::string(what) + " must be a whole number from 1 to " + std::to_string(most) +
-         " in plain digits, not " + Quoted(text));
-    return 1;
+    if (number.has_value() && *number >= least && *number <= most) return *number;
+    Fail(std::string(what) + " must be a whole number from " + std::to_string(least) + " to " +
+         std::to_string(most) + " in plain digits, not " + Quoted(text));
+    return least;
   }
 
   void Fail(std::string_view why) {
@@ -83,31 +83,42 @@ bool TakeLease(Reader& reader, const Limits& limits, std::optional<Millis>& leas
   const bool px = reader.TakeKeyword("PX");
   if (!px && !reader.TakeKeyword("EX")) return false;
   if (lease.has_value()) reader.Fail("syntax error: the lease is given twice, give PX or EX once");
-  lease = px ? Millis{reader.TakePositive("PX", limits.max_lease.count())}
-             : Millis{std::chrono::seconds{reader.TakePositive(
-                   "EX", std::chrono::floor<std::chrono::seconds>(limits.max_lease).count())}};
+  lease = px ? Millis{reader.TakeNumber("PX", 1, limits.max_lease.count())}
+             : Millis{std::chrono::seconds{reader.TakeNumber(
+                   "EX", 1, std::chrono::floor<std::chrono::seconds>(limits.max_lease).count())}};
   return true;
 }
 
-// owner <PX ms | EX s>
-template <typename Request>
-Parsed<Request> ParseOwnerAndLease(Args args, const Limits& limits) {
-  Reader reader(args);
-  const Owner owner = reader.TakeOwner();
-  std::optional<Millis> lease;
-  while (!reader.AtEnd()) {
-    if (!TakeLease(reader, limits, lease)) reader.FailOnUnknown(kLeaseGrammar);
-  }
+Millis RequireLease(Reader& reader, std::optional<Millis> lease) {
   if (!lease.has_value()) {
     reader.Fail("syntax error: the lease is missing, give " + std::string(kLeaseGrammar));
   }
-  return reader.Finish(Request{owner, lease.value_or(Millis{1})});
+  return lease.value_or(Millis{1});
+}
+
+// WAIT ms
+bool TakeWait(Reader& reader, std::optional<Millis>& wait) {
+  if (!reader.TakeKeyword("WAIT")) return false;
+  if (wait.has_value()) reader.Fail("syntax error: WAIT is given twice");
+  wait = Millis{reader.TakeNumber("WAIT", 0, kMaxWait.count())};
+  return true;
 }
 
 }  // namespace
 
+// owner <PX ms | EX s> [WAIT ms]
 Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits) {
-  return ParseOwnerAndLease<AcquireRequest>(args, limits);
+  Reader reader(args);
+  const Owner owner = reader.TakeOwner();
+  std::optional<Millis> lease;
+  std::optional<Millis> wait;
+  while (!reader.AtEnd()) {
+    if (!TakeLease(reader, limits, lease) && !TakeWait(reader, wait)) {
+      reader.FailOnUnknown(std::string(kLeaseGrammar) + ", or WAIT ms");
+    }
+  }
+  return reader.Finish(
+      AcquireRequest{owner, RequireLease(reader, lease), wait.value_or(Millis{0})});
 }
 
 Parsed<ReleaseRequest> ParseRelease(Args args) {
@@ -116,8 +127,15 @@ Parsed<ReleaseRequest> ParseRelease(Args args) {
   return reader.Finish(ReleaseRequest{owner});
 }
 
+// owner <PX ms | EX s>
 Parsed<TouchRequest> ParseTouch(Args args, const Limits& limits) {
-  return ParseOwnerAndLease<TouchRequest>(args, limits);
+  Reader reader(args);
+  const Owner owner = reader.TakeOwner();
+  std::optional<Millis> lease;
+  while (!reader.AtEnd()) {
+    if (!TakeLease(reader, limits, lease)) reader.FailOnUnknown(kLeaseGrammar);
+  }
+  return reader.Finish(TouchRequest{owner, RequireLease(reader, lease)});
 }
 
 Parsed<FenceRequest> ParseFence(Args args) {
@@ -125,7 +143,8 @@ Parsed<FenceRequest> ParseFence(Args args) {
   FenceRequest request;
   if (!reader.AtEnd()) {
     request.token = Token{static_cast<uint64_t>(
-        reader.TakePositive("the token", static_cast<int64_t>(kMaxToken.value)))};
+        reader.TakeNumber("the token", static_cast<int64_t>(kMinToken.value),
+                          static_cast<int64_t>(kMaxToken.value)))};
   }
   return reader.Finish(request);
 }
@@ -149,8 +168,22 @@ bool IsKeyword(std::string_view text, std::string_view keyword) {
                     [&](char a, char b) { return upper(a) == upper(b); });
 }
 
+namespace {
+
+constexpr size_t kShown = 40;
+
+bool IsPrintable(char c) { return c >= ' ' && c <= '~'; }
+
+}  // namespace
+
+std::string Unquoted(std::string_view bytes) {
+  const auto plain = [](char c) { return IsPrintable(c) && c != ' ' && c != '"' && c != '\\'; };
+  const bool word = !bytes.empty() && bytes.size() <= kShown &&
+                    std::all_of(bytes.begin(), bytes.end(), plain);
+  return word ? std::string(bytes) : Quoted(bytes);
+}
+
 std::string Quoted(std::string_view bytes) {
-  constexpr size_t kShown = 40;
   constexpr std::string_view kHex = "0123456789abcdef";
   std::string out = "\"";
   for (const char c : bytes.substr(0, kShown)) {
@@ -158,7 +191,7 @@ std::string Quoted(std::string_view bytes) {
     if (c == '"' || c == '\\') {
       out += '\\';
       out += c;
-    } else if (byte >= 0x20 && byte < 0x7f) {
+    } else if (IsPrintable(c)) {
       out += c;
     } else {
       out += "\\x";

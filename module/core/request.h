@@ -20,6 +20,7 @@ namespace turnstile {
 struct AcquireRequest {
   Owner owner;
   Millis lease;
+  Millis wait{0};  // how long to stand in line; zero: one try
 };
 
 struct ReleaseRequest {
@@ -47,6 +48,9 @@ using Parsed = std::variant<Request, ParseError>;
 // The arguments that follow the command's name and its key.
 using Args = std::span<const std::string_view>;
 
+// The longest wait that can be asked for: ten years, which no sum of moments overflows.
+inline constexpr Millis kMaxWait = std::chrono::hours{24 * 3650};
+
 // What the server's configuration allows.
 struct Limits {
   Millis max_lease;
@@ -65,6 +69,9 @@ bool IsKeyword(std::string_view text, std::string_view keyword);
 
 // Bytes that somebody sent, made fit to be read in a message: quoted, escaped, cut when long.
 std::string Quoted(std::string_view bytes);
+
+// The same, but a plain word goes without quotes.
+std::string Unquoted(std::string_view bytes);
 
 }  // namespace turnstile
 

@@ -47,6 +47,8 @@ Arg lease[] = {Number("ms", "PX", REDISMODULE_CMD_ARG_NONE),
                Number("s", "EX", REDISMODULE_CMD_ARG_NONE),
                {}};
 Arg key_owner_lease[] = {Key(), Text("owner"), OneOf("lease", lease), {}};
+Arg acquire_args[] = {Key(), Text("owner"), OneOf("lease", lease),
+                      Number("ms", "WAIT", REDISMODULE_CMD_ARG_OPTIONAL), {}};
 Arg key_owner[] = {Key(), Text("owner"), {}};
 Arg key_token[] = {Key(), Number("token", nullptr, REDISMODULE_CMD_ARG_OPTIONAL), {}};
 Arg key_only[] = {Key(), {}};
@@ -76,10 +78,10 @@ constexpr RedisModuleCommandInfo Info(const char* summary, int arity, KeySpec* k
 // LOCK.FENCE only looks, but is a write command: it is answered by primaries only and not while
 // writes are paused for a failover. Only what takes memory is refused when memory is full.
 const Command kCommands[] = {
-    {"LOCK.ACQUIRE", HandleAcquire, "write deny-oom fast", true,
+    {kAcquireCommand, HandleAcquire, "write deny-oom fast blocking", true,
      Info("Takes a lock for a lease and answers its fencing token, or null if somebody else holds "
-          "it.",
-          -5, updated_key, key_owner_lease)},
+          "it; with WAIT, stands in line for it.",
+          -5, updated_key, acquire_args)},
     {"LOCK.RELEASE", HandleRelease, "write fast", true,
      Info("Gives up a lock: 1, or 0 if this owner does not hold it.", -3, released_key,
           key_owner)},
@@ -94,6 +96,9 @@ const Command kCommands[] = {
           looked_at_key, key_only)},
     {"LOCK.HELP", HandleHelp, "fast allow-loading allow-stale", true,
      Info("Lists these commands.", 1, nullptr, nullptr)},
+    {kProbeCommand, HandleProbe, "write deny-oom fast", false,
+     Info("Internal: asks whether the server allows a write now; changes nothing.", 2, updated_key,
+          key_only)},
     {kFactCommand, HandleFact, "write fast getkeys-api", false,
      Info("Internal: carries what a primary decided to its replicas and its AOF.", -3, nullptr,
           nullptr)},

@@ -13,6 +13,13 @@ namespace turnstile {
 
 bool RegisterCommands(RedisModuleCtx* ctx);
 
+// Does nothing, but is checked by the server as LOCK.ACQUIRE is: whether a grant that no command
+// carries is allowed now can be asked by calling it.
+inline constexpr const char* kProbeCommand = "LOCK.PROBE";
+
+// The command whose rights a waiter needs.
+inline constexpr const char* kAcquireCommand = "LOCK.ACQUIRE";
+
 // For each command that callers may use, its grammar and, indented, what it does.
 std::vector<std::string> HelpLines();
 

@@ -14,6 +14,9 @@ Limits CurrentLimits();
 // turnstile.token-margin-ms
 Millis TokenMargin();
 
+// turnstile.max-waiters
+size_t MaxWaiters();
+
 bool RegisterConfig(RedisModuleCtx* ctx);
 
 }  // namespace turnstile

@@ -1,5 +1,6 @@
 #include "redis/deferred.h"
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "redis/effects.h"
 #include "redis/lock_type.h"
 #include "redis/tokens.h"
+#include "redis/waiters.h"
 
 namespace turnstile {
 namespace {
@@ -31,26 +33,77 @@ bool MayWrite(RedisModuleCtx* ctx) {
 
 // The leases inside the value decide; the key's TTL only follows them.
 void SetBack(RedisModuleCtx* ctx, const KeyName& tampered) {
-  if (RedisModule_SelectDb(ctx, tampered.db) != REDISMODULE_OK) return;
-  RedisModuleString* name =
-      RedisModule_CreateString(ctx, tampered.name.data(), tampered.name.size());
-  {
-    LockKey key(ctx, name, LockKey::Access::kChange);
-    if (const Lock* lock = key.lock(); lock != nullptr && key.expiry() != lock->hold().end) {
-      CarryOut(ctx, key, Held{lock->hold()});
-    }
+  const ScopedName name(ctx, LockName{tampered.db, tampered.name});
+  LockKey key(ctx, name.get(), LockKey::Access::kChange);
+  if (const Lock* lock = key.lock(); lock != nullptr && key.expiry() != lock->hold().end) {
+    CarryOut(ctx, key, Held{lock->hold()}, Carrier::kDeferred);
   }
-  RedisModule_FreeString(ctx, name);
 }
+
+// One timer, for whatever is due next. It only makes the event loop turn.
+class Alarm {
+ public:
+  // An alarm that rings earlier than `due` is left as it is: it will be set anew when it rings.
+  void Set(RedisModuleCtx* ctx, Instant due, Instant now) {
+    if (due >= rings_) return;
+    if (rings_ != kMaxInstant) RedisModule_StopTimer(ctx, timer_, nullptr);
+    rings_ = due;
+    timer_ = RedisModule_CreateTimer(ctx, (due - now).count(), Ring, this);
+    // 7.0 has by now computed how long it will sleep, at most one period of its cron.
+    constexpr Millis kLongestSleep{1000};
+    if (due - now < kLongestSleep) TurnEventLoop();
+  }
+
+ private:
+  static void Ring(RedisModuleCtx* /*ctx*/, void* alarm) {
+    static_cast<Alarm*>(alarm)->rings_ = kMaxInstant;
+  }
+
+  RedisModuleTimerID timer_ = 0;
+  Instant rings_ = kMaxInstant;  // kMaxInstant: not set
+};
+
+constinit Alarm alarm_clock;
+
+// How soon a write that is not allowed now is tried again.
+constexpr Millis kTryAgain{10};
 
 void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, void* /*data*/) {
   if (moment != REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP) return;
   ServerTokens& tokens = Tokens();
-  if (tokens.issuing() && !tokens.has_untold_floor() && Tampered().empty()) return;
-  if (!MayWrite(ctx)) return;
-  tokens.Issuing(WallNow());
+  Waiters& waiters = TheWaiters();
+  const bool owes = !tokens.issuing() || tokens.has_untold_floor() || !Tampered().empty();
+  const Instant due = waiters.NextDue();
+  if (!owes && due == kMaxInstant) return;
+
+  const FineInstant now = WallNow();
+  waiters.TimeOut(ToInstant(now));
+  if (!owes && due > now) {
+    alarm_clock.Set(ctx, due, ToInstant(now));
+    return;
+  }
+  if (!MayWrite(ctx)) {
+    if (waiters.NextDue() != kMaxInstant) {
+      alarm_clock.Set(ctx, std::max(waiters.NextDue(), ToInstant(now) + kTryAgain), ToInstant(now));
+    }
+    return;
+  }
+  tokens.Issuing(now);
   if (const auto floor = tokens.TakeUntoldFloor(); floor.has_value()) TellFloor(ctx, *floor);
   for (const KeyName& tampered : std::exchange(Tampered(), {})) SetBack(ctx, tampered);
+  waiters.Settle(ctx, now);
+  if (waiters.NextDue() != kMaxInstant) {
+    alarm_clock.Set(ctx, std::max(waiters.NextDue(), ToInstant(now)), ToInstant(now));
+  }
+}
+
+void OnFlush(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t moment, void* /*data*/) {
+  if (moment == REDISMODULE_SUBEVENT_FLUSHDB_END) TheWaiters().EverythingChanged();
+}
+
+void OnSwap(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t /*moment*/,
+            void* /*data*/) {
+  TheWaiters().EverythingChanged();
 }
 
 void OnRoleChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t role,
@@ -58,9 +111,11 @@ void OnRoleChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t 
   if (role != REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA) return;
   Tokens().StopIssuing();
   Tampered().clear();
+  TheWaiters().ForgetDebts();
 }
 
-int OnGenericEvent(RedisModuleCtx* ctx, int /*type*/, const char* event, RedisModuleString* name) {
+int OnKeyEvent(RedisModuleCtx* ctx, int /*type*/, const char* event, RedisModuleString* name) {
+  if (Waiters& waiters = TheWaiters(); !waiters.empty()) waiters.KeyChanged(ctx, name);
   const std::string_view what = event;
   if (what != "expire" && what != "persist" && what != "restore") return REDISMODULE_OK;
   if (SourceOf(ctx) != Source::kCaller) return REDISMODULE_OK;
@@ -79,8 +134,25 @@ bool SubscribeToEvents(RedisModuleCtx* ctx) {
              REDISMODULE_OK &&
          RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_ReplicationRoleChanged,
                                             OnRoleChange) == REDISMODULE_OK &&
-         RedisModule_SubscribeToKeyspaceEvents(ctx, REDISMODULE_NOTIFY_GENERIC, OnGenericEvent) ==
-             REDISMODULE_OK;
+         RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_FlushDB, OnFlush) ==
+             REDISMODULE_OK &&
+         RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_SwapDB, OnSwap) ==
+             REDISMODULE_OK &&
+         RedisModule_SubscribeToKeyspaceEvents(
+             ctx,
+             REDISMODULE_NOTIFY_GENERIC | REDISMODULE_NOTIFY_EXPIRED | REDISMODULE_NOTIFY_EVICTED,
+             OnKeyEvent) == REDISMODULE_OK;
+}
+
+void FollowStrings(RedisModuleCtx* ctx) {
+  static bool follows = false;
+  if (follows) return;
+  follows = RedisModule_SubscribeToKeyspaceEvents(ctx, REDISMODULE_NOTIFY_STRING, OnKeyEvent) ==
+            REDISMODULE_OK;
+}
+
+void TurnEventLoop() {
+  RedisModule_EventLoopAddOneShot([](void* /*unused*/) {}, nullptr);
 }
 
 }  // namespace turnstile

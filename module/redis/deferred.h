@@ -1,4 +1,4 @@
-// The one place for writes that no command of ours carries.
+// The one place for work that no command of ours carries.
 //
 // Inside a keyspace notification or a server event a write is applied after, but replicated before,
 // the command that caused it; and outside a command the server does not check whether a write is
@@ -7,8 +7,8 @@
 // first asks whether this server may write now. If it may not, the debt stays.
 //
 // Owed are: the floor of the token clock, to be told to replicas and the AOF when this server
-// starts to issue; and the TTL of locks that strangers changed (EXPIRE, PERSIST, RESTORE), to be
-// set back to their leases.
+// starts to issue; the TTL of locks that strangers changed (EXPIRE, PERSIST, RESTORE), to be set
+// back to their leases; and everything that waiting clients wait for.
 
 #ifndef TURNSTILE_REDIS_DEFERRED_H_
 #define TURNSTILE_REDIS_DEFERRED_H_
@@ -18,6 +18,14 @@
 namespace turnstile {
 
 bool SubscribeToEvents(RedisModuleCtx* ctx);
+
+// From now on writes to strings are noticed too: somebody waits for a plain lock. Not from the
+// start, because it costs every SET of every client a callback.
+void FollowStrings(RedisModuleCtx* ctx);
+
+// Makes the event loop turn once more, at once. Whoever records a debt outside a client's command
+// calls it: the loop may have decided already how long it will sleep.
+void TurnEventLoop();
 
 }  // namespace turnstile
 

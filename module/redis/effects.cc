@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "redis/tokens.h"
+#include "redis/waiters.h"
 
 namespace turnstile {
 namespace {
@@ -11,22 +12,30 @@ namespace {
 void Store(RedisModuleCtx* ctx, LockKey& key, const Held& held) {
   key.Store(Apply(key.lock(), held), held.hold.end);
   Tokens().Observe(held.hold.token);
+  TheWaiters().HolderChanged(key.lock_name(), Holder{held.hold.owner, held.hold.end});
   RedisModule_SignalModifiedKey(ctx, key.name());
 }
 
 struct Effects {
   RedisModuleCtx* ctx;
   LockKey& key;
+  Carrier carrier;
 
   void operator()(const Held& held) const {
     Store(ctx, key, held);
     EmitHeld([this](auto... args) { RedisModule_Replicate(ctx, args...); }, key.name(), held.hold);
   }
 
-  void operator()(const Freed& /*freed*/) const {
+  // Deleting the key runs the type's unlink callback, which wakes the line.
+  void operator()(const Freed& freed) const {
     key.Delete();
     RedisModule_SignalModifiedKey(ctx, key.name());
-    RedisModule_ReplicateVerbatim(ctx);  // the LOCK.RELEASE that is running
+    if (carrier == Carrier::kCommand) {
+      RedisModule_ReplicateVerbatim(ctx);  // the LOCK.RELEASE that is running
+    } else {
+      RedisModule_Replicate(ctx, "LOCK.RELEASE", "sb", key.name(), freed.owner.bytes.data(),
+                            freed.owner.bytes.size());
+    }
   }
 
   // A plain lock is not ours: it is changed by the server's own commands, which also notify,
@@ -60,11 +69,6 @@ void NullField(RedisModuleCtx* ctx, const char* name) {
   RedisModule_ReplyWithNull(ctx);
 }
 
-void EmptyField(RedisModuleCtx* ctx, const char* name) {
-  RedisModule_ReplyWithCString(ctx, name);
-  RedisModule_ReplyWithArray(ctx, 0);
-}
-
 // What is true of every holder.
 void CommonHolderFields(RedisModuleCtx* ctx) {
   Field(ctx, "count", 1);
@@ -83,23 +87,57 @@ void ReplyHolder(RedisModuleCtx* ctx, const Hold& hold, Instant now) {
   CommonHolderFields(ctx);
 }
 
-void ReplyPlainHolder(RedisModuleCtx* ctx, const PlainLock& plain, Instant expiry, Instant now) {
+void ReplyPlainHolder(RedisModuleCtx* ctx, const PlainLock& plain, Instant now) {
   RedisModule_ReplyWithMap(ctx, kHolderFields);
   Field(ctx, "owner", plain.value);
   NullField(ctx, "token");
-  if (expiry == kMaxInstant) {
+  if (plain.end == kMaxInstant) {
     NullField(ctx, "lease-left-ms");
   } else {
-    Field(ctx, "lease-left-ms", std::max(expiry - now, Millis{0}).count());
+    Field(ctx, "lease-left-ms", std::max(plain.end - now, Millis{0}).count());
   }
   NullField(ctx, "held-ms");
   CommonHolderFields(ctx);
 }
 
+// Those in front, in order.
+void ReplyLine(RedisModuleCtx* ctx, const WaitQueue::Line* line, Instant now) {
+  constexpr long kShown = 100;
+  RedisModule_ReplyWithCString(ctx, "line");
+  if (line == nullptr) {
+    RedisModule_ReplyWithArray(ctx, 0);
+    return;
+  }
+  RedisModule_ReplyWithArray(ctx, std::min(static_cast<long>(line->size()), kShown));
+  long shown = 0;
+  for (const auto* waiter = line->first(); waiter != nullptr && shown < kShown; ++shown) {
+    RedisModule_ReplyWithMap(ctx, 4);
+    Field(ctx, "owner", waiter->request().owner.bytes);
+    Field(ctx, "mode", "exclusive");
+    Field(ctx, "waited-ms", std::max(now - waiter->since(), Millis{0}).count());
+    Field(ctx, "left-ms", std::max(waiter->deadline() - now, Millis{0}).count());
+    waiter = waiter->behind();
+  }
+}
+
+// Whether the calling client may read a key.
+bool CallerMayRead(RedisModuleCtx* ctx, std::string_view key) {
+  RedisModuleString* user_name = RedisModule_GetCurrentUserName(ctx);
+  RedisModuleUser* user = RedisModule_GetModuleUserFromUserName(user_name);
+  RedisModuleString* name = RedisModule_CreateString(ctx, key.data(), key.size());
+  const bool may =
+      user != nullptr && RedisModule_ACLCheckKeyPermissions(
+                             user, name, REDISMODULE_CMD_KEY_ACCESS) == REDISMODULE_OK;
+  RedisModule_FreeString(ctx, name);
+  if (user != nullptr) RedisModule_FreeModuleUser(user);
+  RedisModule_FreeString(ctx, user_name);
+  return may;
+}
+
 }  // namespace
 
-void CarryOut(RedisModuleCtx* ctx, LockKey& key, const Change& change) {
-  std::visit(Effects{ctx, key}, change);
+void CarryOut(RedisModuleCtx* ctx, LockKey& key, const Change& change, Carrier carrier) {
+  std::visit(Effects{ctx, key, carrier}, change);
 }
 
 void Obey(RedisModuleCtx* ctx, LockKey& key, const Held& held) {
@@ -119,8 +157,7 @@ void TellFloor(RedisModuleCtx* ctx, Token floor) {
 
 int ReplyAcquired(RedisModuleCtx* ctx, const Decision& decision) {
   if (decision.outcome == Outcome::kTokensUsedUp) {
-    return RedisModule_ReplyWithError(
-        ctx, "ERR no tokens are left below 2^53: this server cannot grant new holds any more");
+    return RedisModule_ReplyWithError(ctx, kTokensUsedUpText);
   }
   if (!decision.change.has_value()) return RedisModule_ReplyWithNull(ctx);
   return ReplyToken(ctx, std::get<Held>(*decision.change).hold.token);
@@ -139,21 +176,21 @@ int ReplyFlag(RedisModuleCtx* ctx, bool flag) {
   return RedisModule_ReplyWithLongLong(ctx, flag ? 1 : 0);
 }
 
-int ReplyInfo(RedisModuleCtx* ctx, const Place& place, Instant expiry, Instant now) {
+int ReplyInfo(RedisModuleCtx* ctx, const Place& place, const WaitQueue::Line* line, Instant now) {
   const bool live = place.lock != nullptr && place.lock->hold().LiveAt(now);
-  if (!live && !place.plain.has_value()) return RedisModule_ReplyWithNull(ctx);
+  if (!live && !place.plain.has_value() && line == nullptr) return RedisModule_ReplyWithNull(ctx);
   RedisModule_ReplyWithMap(ctx, 5);
-  Field(ctx, "mode", live ? "exclusive" : "plain");
+  Field(ctx, "mode", place.plain.has_value() ? "plain" : "exclusive");
   RedisModule_ReplyWithCString(ctx, "holders");
-  RedisModule_ReplyWithArray(ctx, 1);
+  RedisModule_ReplyWithArray(ctx, live || place.plain.has_value() ? 1 : 0);
   if (live) {
     ReplyHolder(ctx, place.lock->hold(), now);
-  } else {
-    ReplyPlainHolder(ctx, *place.plain, expiry, now);
+  } else if (place.plain.has_value()) {
+    ReplyPlainHolder(ctx, *place.plain, now);
   }
   Field(ctx, "linger-left-ms", 0);
-  Field(ctx, "waiting", 0);
-  EmptyField(ctx, "line");
+  Field(ctx, "waiting", line == nullptr ? 0 : static_cast<long long>(line->size()));
+  ReplyLine(ctx, line, now);
   return REDISMODULE_OK;
 }
 
@@ -173,6 +210,20 @@ int ReplyReadOnly(RedisModuleCtx* ctx) {
 int ReplyInternal(RedisModuleCtx* ctx) {
   return RedisModule_ReplyWithError(
       ctx, "ERR LOCK.FACT is internal: it is accepted from the primary and from the AOF only");
+}
+
+int ReplyWaitLimit(RedisModuleCtx* ctx, size_t limit) {
+  const std::string text = "WAITLIMIT " + std::to_string(limit) +
+                           " clients wait on this server already, which is "
+                           "turnstile.max-waiters: try again later";
+  return RedisModule_ReplyWithError(ctx, text.c_str());
+}
+
+int ReplyDeadlock(RedisModuleCtx* ctx, const std::vector<WaitQueue::Step>& cycle) {
+  const std::string text =
+      "DEADLOCK " +
+      DescribeCycle(cycle, [ctx](LockName lock) { return CallerMayRead(ctx, lock.key); });
+  return RedisModule_ReplyWithError(ctx, text.c_str());
 }
 
 }  // namespace turnstile

@@ -14,6 +14,7 @@
 #include "redis/effects.h"
 #include "redis/lock_type.h"
 #include "redis/tokens.h"
+#include "redis/waiters.h"
 
 namespace turnstile {
 namespace {
@@ -47,9 +48,14 @@ class ArgViews {
 constexpr int kKey = 1;       // argv[1] is the lock's key in every command of a client
 constexpr int kAfterKey = 2;  // where the rest of the request begins
 
+// Inside MULTI, scripts, functions and calls of other modules a client cannot be made to wait.
+bool MayBlock(RedisModuleCtx* ctx) {
+  return (RedisModule_GetContextFlags(ctx) & REDISMODULE_CTX_FLAGS_DENY_BLOCKING) == 0;
+}
+
 }  // namespace
 
-// LOCK.ACQUIRE key owner <PX ms | EX s>
+// LOCK.ACQUIRE key owner <PX ms | EX s> [WAIT ms]
 int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   const ArgViews rest(argv, argc, kAfterKey);
   const auto parsed = ParseAcquire(rest.args(), CurrentLimits());
@@ -58,10 +64,18 @@ int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
 
   LockKey key(ctx, argv[kKey], LockKey::Access::kChange);
   if (key.wrong_type()) return ReplyWrongType(ctx);
+  const auto& request = std::get<AcquireRequest>(parsed);
+  Waiters& waiters = TheWaiters();
+  const Ahead ahead = waiters.Find(key.lock_name()) == nullptr ? Ahead::kNobody : Ahead::kOthers;
   const FineInstant now = WallNow();
-  const Decision decision =
-      Decide(key.place(), std::get<AcquireRequest>(parsed), now, Tokens().Issuing(now));
-  if (decision.change.has_value()) CarryOut(ctx, key, *decision.change);
+  const Decision decision = Decide(key.place(), request, ahead, now, Tokens().Issuing(now));
+  if (decision.change.has_value()) {
+    CarryOut(ctx, key, *decision.change, Carrier::kCommand);
+    waiters.OwnerWasTold(key.lock_name(), request.owner);
+  } else if (request.wait > Millis{0} && MayBlock(ctx) &&
+             decision.outcome != Outcome::kTokensUsedUp) {
+    return waiters.Park(ctx, key, request, ToInstant(now));
+  }
   return ReplyAcquired(ctx, decision);
 }
 
@@ -77,7 +91,7 @@ int HandleRelease(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (key.wrong_type()) return ReplyWrongType(ctx);
   const Instant now = source == Source::kObeyed ? kBeforeAnyEnd : ToInstant(WallNow());
   const Decision decision = Decide(key.place(), std::get<ReleaseRequest>(parsed), now);
-  if (decision.change.has_value()) CarryOut(ctx, key, *decision.change);
+  if (decision.change.has_value()) CarryOut(ctx, key, *decision.change, Carrier::kCommand);
   return ReplyDone(ctx, decision);
 }
 
@@ -90,9 +104,12 @@ int HandleTouch(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
 
   LockKey key(ctx, argv[kKey], LockKey::Access::kChange);
   if (key.wrong_type()) return ReplyWrongType(ctx);
-  const Decision decision =
-      Decide(key.place(), std::get<TouchRequest>(parsed), ToInstant(WallNow()));
-  if (decision.change.has_value()) CarryOut(ctx, key, *decision.change);
+  const auto& request = std::get<TouchRequest>(parsed);
+  const Decision decision = Decide(key.place(), request, ToInstant(WallNow()));
+  if (decision.change.has_value()) {
+    CarryOut(ctx, key, *decision.change, Carrier::kCommand);
+    TheWaiters().OwnerWasTold(key.lock_name(), request.owner);
+  }
   return ReplyDone(ctx, decision);
 }
 
@@ -116,7 +133,7 @@ int HandleFence(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
 int HandleInfo(RedisModuleCtx* ctx, RedisModuleString** argv, int /*argc*/) {
   const LockKey key(ctx, argv[kKey], LockKey::Access::kLook);
   if (key.wrong_type()) return ReplyWrongType(ctx);
-  return ReplyInfo(ctx, key.place(), key.expiry(), ToInstant(WallNow()));
+  return ReplyInfo(ctx, key.place(), TheWaiters().Find(key.lock_name()), ToInstant(WallNow()));
 }
 
 // LOCK.HELP
@@ -127,6 +144,11 @@ int HandleHelp(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/) 
     RedisModule_ReplyWithStringBuffer(ctx, line.data(), line.size());
   }
   return REDISMODULE_OK;
+}
+
+// LOCK.PROBE key
+int HandleProbe(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/) {
+  return RedisModule_ReplyWithSimpleString(ctx, "OK");
 }
 
 // LOCK.FACT HELD key owner token since-ms end-ms

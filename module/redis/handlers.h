@@ -13,6 +13,7 @@ int HandleTouch(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 int HandleFence(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 int HandleInfo(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 int HandleHelp(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
+int HandleProbe(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 int HandleFact(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 
 }  // namespace turnstile

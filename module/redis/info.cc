@@ -1,11 +1,14 @@
 #include "redis/info.h"
 
 #include "redis/tokens.h"
+#include "redis/waiters.h"
 
 namespace turnstile {
 namespace {
 
 void Info(RedisModuleInfoCtx* info, int /*for_crash_report*/) {
+  RedisModule_InfoAddSection(info, "state");
+  RedisModule_InfoAddFieldULongLong(info, "waiters", TheWaiters().size());
   const TokenClock& clock = Tokens().clock();
   RedisModule_InfoAddSection(info, "clock");
   RedisModule_InfoAddFieldULongLong(info, "last_token", clock.last().value);

@@ -4,6 +4,7 @@
 
 #include "core/encoding.h"
 #include "redis/tokens.h"
+#include "redis/waiters.h"
 
 namespace turnstile {
 namespace {
@@ -69,6 +70,13 @@ void AofRewrite(RedisModuleIO* io, RedisModuleString* key, void* value) {
 // May run on another thread: touches nothing but the value.
 void Free(void* value) { delete static_cast<Lock*>(value); }
 
+// Whatever removes a lock from its key, but for FLUSHDB, FLUSHALL and SWAPDB, comes through here.
+void Unlink(RedisModuleKeyOptCtx* ctx, const void* /*value*/) {
+  const LockName lock{RedisModule_GetDbIdFromOptCtx(ctx),
+                      ToView(RedisModule_GetKeyNameFromOptCtx(ctx))};
+  TheWaiters().HolderChanged(lock, std::nullopt);
+}
+
 size_t FreeEffort(RedisModuleString* /*key*/, const void* /*value*/) { return 1; }
 
 size_t MemUsage(const void* value) { return RedisModule_MallocSize(const_cast<void*>(value)); }
@@ -88,8 +96,7 @@ int Defrag(RedisModuleDefragCtx* ctx, RedisModuleString* /*key*/, void** value) 
 
 bool RegisterLockType(RedisModuleCtx* ctx) {
   // Without a copy callback the server refuses COPY: a copied lock would be a second holder under
-  // the same token. Without an unlink callback a removed lock is just gone: nothing outside the
-  // value refers to it.
+  // the same token.
   TypeMethodsV5 methods{.v4 = {.version = kTypeMethodsV5,
                                .rdb_load = RdbLoad,
                                .rdb_save = RdbSave,
@@ -106,7 +113,7 @@ bool RegisterLockType(RedisModuleCtx* ctx) {
                                .defrag = Defrag,
                                .mem_usage2 = nullptr,
                                .free_effort2 = nullptr,
-                               .unlink2 = nullptr,
+                               .unlink2 = Unlink,
                                .copy2 = nullptr},
                         .aux_save2 = AuxSave};
   lock_type = RedisModule_CreateDataType(ctx, "turnstile", static_cast<int>(kCurrentEncoding),
@@ -115,7 +122,8 @@ bool RegisterLockType(RedisModuleCtx* ctx) {
 }
 
 LockKey::LockKey(RedisModuleCtx* ctx, RedisModuleString* name, Access access)
-    : name_(name),
+    : db_(RedisModule_GetSelectedDb(ctx)),
+      name_(name),
       key_(RedisModule_OpenKey(ctx, name,
                                access == Access::kLook ? REDISMODULE_READ
                                                        : REDISMODULE_READ | REDISMODULE_WRITE)) {}
@@ -142,7 +150,7 @@ Place LockKey::place() const {
   if (RedisModule_KeyType(key_) != REDISMODULE_KEYTYPE_STRING) return {.lock = lock(), .plain = {}};
   size_t size = 0;
   const char* bytes = RedisModule_StringDMA(key_, &size, REDISMODULE_READ);
-  return {.lock = nullptr, .plain = PlainLock{{bytes, size}}};
+  return {.lock = nullptr, .plain = PlainLock{.value = {bytes, size}, .end = expiry()}};
 }
 
 Instant LockKey::expiry() const {
@@ -157,5 +165,14 @@ void LockKey::Store(Lock* lock_to_store, Instant end) {
 }
 
 void LockKey::Delete() { RedisModule_DeleteKey(key_); }
+
+ScopedName::ScopedName(RedisModuleCtx* ctx, LockName lock)
+    : ctx_(ctx),
+      db_(lock.db),
+      name_(RedisModule_CreateString(ctx, lock.key.data(), lock.key.size())) {
+  RedisModule_SelectDb(ctx, lock.db);
+}
+
+ScopedName::~ScopedName() { RedisModule_FreeString(ctx_, name_); }
 
 }  // namespace turnstile

@@ -7,6 +7,7 @@
 
 #include "core/fact.h"
 #include "core/lock.h"
+#include "core/wait_queue.h"
 #include "redis/redis_api.h"
 
 namespace turnstile {
@@ -37,6 +38,7 @@ class LockKey {
   Instant expiry() const;
 
   RedisModuleString* name() const { return name_; }
+  LockName lock_name() const { return {db_, ToView(name_)}; }
 
   // Stores `lock`, which may already be in the key, to be removed after `end`.
   void Store(Lock* lock, Instant end);
@@ -44,8 +46,27 @@ class LockKey {
   void Close();
 
  private:
+  int db_;
   RedisModuleString* name_;
   RedisModuleKey* key_;
+};
+
+// The name of a lock as the server wants it, with its database selected. For work outside a
+// command, where nobody holds the name for us.
+class ScopedName {
+ public:
+  ScopedName(RedisModuleCtx* ctx, LockName lock);
+  ~ScopedName();
+  ScopedName(const ScopedName&) = delete;
+  ScopedName& operator=(const ScopedName&) = delete;
+
+  RedisModuleString* get() const { return name_; }
+  LockName lock() const { return {db_, ToView(name_)}; }
+
+ private:
+  RedisModuleCtx* ctx_;
+  int db_;
+  RedisModuleString* name_;
 };
 
 // The command that carries facts.

@@ -1,0 +1,98 @@
+// Clients that wait in line: parked, granted, timed out, gone.
+//
+// A waiting client is blocked in the server; its place is in the core's WaitQueue. Everything that
+// may let it in only wakes its line. Whatever is answered to it is answered just before the event
+// loop sleeps (TimeOut and Settle, called by deferred.cc): there a write is replicated in the right
+// order, and on 7.0 no command can come between the answer and its delivery.
+//
+// Rejected: blocking on keys (RM_BlockClientOnKeys). Servers do not wake such clients when the key
+// goes, or wake all of them, and a lost grant could not be told from a delivered one. Rejected:
+// granting inside LOCK.RELEASE. A client unblocked there can still be timed out or killed in the
+// same pass of the event loop, and 7.0 then loses its reply.
+
+#ifndef TURNSTILE_REDIS_WAITERS_H_
+#define TURNSTILE_REDIS_WAITERS_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "core/lock.h"
+#include "core/wait_queue.h"
+#include "redis/lock_type.h"
+#include "redis/redis_api.h"
+
+namespace turnstile {
+
+class Waiters {
+ public:
+  Waiters();
+  ~Waiters();
+  Waiters(const Waiters&) = delete;
+  Waiters& operator=(const Waiters&) = delete;
+
+  bool empty() const { return queue_.empty(); }
+  size_t size() const { return queue_.size(); }
+
+  // The line of a lock, or null.
+  WaitQueue::Line* Find(LockName lock) { return empty() ? nullptr : queue_.Find(lock); }
+
+  // Lets the calling client wait for the lock in `key`, or answers why it may not.
+  int Park(RedisModuleCtx* ctx, const LockKey& key, const AcquireRequest& request, Instant now);
+
+  // The lock was granted, renewed or freed.
+  void HolderChanged(LockName lock, const std::optional<Holder>& holder);
+  // Somebody wrote to a key, which may be a lock with a line.
+  void KeyChanged(RedisModuleCtx* ctx, RedisModuleString* name);
+  // Whole databases were emptied or exchanged.
+  void EverythingChanged();
+
+  // The owner heard of its hold by a call of its own: a grant that is still on its way to another
+  // of its connections will not be taken back.
+  void OwnerWasTold(LockName lock, Owner owner);
+
+  // Answers those whose time is over or whose place was taken over. Writes nothing.
+  void TimeOut(Instant now);
+
+  // Takes back what did not arrive, and hands over what is free. Only where this server may write.
+  void Settle(RedisModuleCtx* ctx, FineInstant now);
+
+  // This server was demoted: what it owes is no longer its business.
+  void ForgetDebts();
+
+  // The moment at which TimeOut or Settle will have something to do.
+  Instant NextDue() const;
+
+ private:
+  struct Parked;
+  struct Grant;
+  using Answer = std::variant<std::monostate, Token, std::string>;  // null, token, error
+
+  Parked* FindParked(RedisModuleBlockedClient* client);
+  void Send(Parked& parked, Answer answer);
+  void LetGo(Parked& parked);
+  void SettleLine(RedisModuleCtx* ctx, WaitQueue::Line& line, FineInstant now);
+  void TakeBack(RedisModuleCtx* ctx, const Grant& grant, Instant now);
+
+  // What the server calls back: to write the answer; at CLIENT UNBLOCK … TIMEOUT; at any other end
+  // of the wait (closed, killed, CLIENT UNBLOCK … ERROR, demoted); at the very end.
+  static int OnReply(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
+  static int OnUnblocked(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
+  static void OnGone(RedisModuleCtx* ctx, RedisModuleBlockedClient* client);
+  static void OnFree(RedisModuleCtx* ctx, void* parked);
+
+  WaitQueue queue_;
+  std::unordered_map<RedisModuleBlockedClient*, Parked*> parked_;  // not answered yet
+  std::vector<RedisModuleBlockedClient*> superseded_;              // their places were taken over
+  std::vector<Grant*> in_flight_;                                  // answered, not yet delivered
+  std::vector<std::unique_ptr<Grant>> to_take_back_;
+};
+
+Waiters& TheWaiters();
+
+}  // namespace turnstile
+
+#endif  // TURNSTILE_REDIS_WAITERS_H_

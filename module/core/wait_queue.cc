@@ -172,14 +172,17 @@ void WaitQueue::ForgetHolders() {
   }
 }
 
-WaitQueue::Line* WaitQueue::TakeWoken(Instant now) {
+WaitQueue::Line* WaitQueue::FirstWoken(Instant now) {
   while (!ends_.empty() && ends_.begin()->first < now) {
     Line* line = ends_.begin()->second;
     ClearHolder(*line);
     woken_.insert(line);
   }
-  if (woken_.empty()) return nullptr;
-  return woken_.extract(woken_.begin()).value();
+  return woken_.empty() ? nullptr : *woken_.begin();
+}
+
+void WaitQueue::Settled(LockName lock) {
+  if (Line* line = Find(lock); line != nullptr) woken_.erase(line);
 }
 
 WaitQueue::Waiter* WaitQueue::FirstTimedOut(Instant now) const {

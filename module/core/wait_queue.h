@@ -144,8 +144,11 @@ class WaitQueue {
   // All locks may have: nothing is known of their holders.
   void ForgetHolders();
 
-  // A woken line, which then counts as looked at, or null.
-  Line* TakeWoken(Instant now);
+  // A woken line, or null. It stays woken until its last waiter has left or it is called settled.
+  Line* FirstWoken(Instant now);
+
+  // The lock was looked at, and whoever stands first must go on waiting.
+  void Settled(LockName lock);
 
   // A waiter whose time is over, or null. The caller takes it out.
   Waiter* FirstTimedOut(Instant now) const;

@@ -50,6 +50,8 @@ inline constexpr const char* kTokensUsedUpText =
     "ERR no tokens are left below 2^53: this server cannot grant new holds any more";
 inline constexpr const char* kNoLongerPermittedText =
     "NOPERM this user may no longer acquire the lock it waited for";
+inline constexpr const char* kNotNowText =
+    "TRYAGAIN the server does not take a write to this key now";
 inline constexpr const char* kSupersededText =
     "UNBLOCKED a newer call of the same owner took over this place in the line";
 

@@ -39,9 +39,6 @@ struct Waiters::Parked : WaitQueue::Waiter {
   std::unique_ptr<Grant> grant;
 };
 
-Waiters::Waiters() = default;
-Waiters::~Waiters() = default;
-
 namespace {
 
 // Whether `user` may still acquire the lock, and the server still takes writes to it: what a direct
@@ -62,6 +59,7 @@ std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString
   // S: as in a script, so min-replicas, disk errors and the role count. M: memory too. E: errors
   // come as replies.
   RedisModuleCallReply* reply = RedisModule_Call(ctx, kProbeCommand, "SMEs", key);
+  if (reply == nullptr) return kNotNowText;
   std::optional<std::string> refusal;
   if (RedisModule_CallReplyType(reply) == REDISMODULE_REPLY_ERROR) {
     size_t size = 0;
@@ -167,7 +165,7 @@ void Waiters::Settle(RedisModuleCtx* ctx, FineInstant now) {
   for (const auto& grant : std::exchange(to_take_back_, {})) {
     if (!grant->told) TakeBack(ctx, *grant, ToInstant(now));
   }
-  while (WaitQueue::Line* line = queue_.TakeWoken(ToInstant(now))) SettleLine(ctx, *line, now);
+  while (WaitQueue::Line* line = queue_.FirstWoken(ToInstant(now))) SettleLine(ctx, *line, now);
 }
 
 // Grants the lock to those in front for as long as it can be granted.
@@ -190,7 +188,9 @@ void Waiters::SettleLine(RedisModuleCtx* ctx, WaitQueue::Line& line, FineInstant
       continue;
     }
     if (!decision.change.has_value()) {
+      if (place.plain.has_value()) FollowStrings(ctx);
       HolderChanged(name.lock(), HolderOf(place, ToInstant(now)));
+      queue_.Settled(name.lock());
       return;
     }
     if (auto refusal = RefusalOfGrant(ctx, parked.user, name.get()); refusal.has_value()) {
@@ -251,7 +251,7 @@ void Waiters::OnFree(RedisModuleCtx* ctx, void* data) {
 }
 
 Waiters& TheWaiters() {
-  static Waiters waiters;
+  static auto& waiters = *new Waiters;  // never destroyed: clients may wait when the server ends
   return waiters;
 }
 

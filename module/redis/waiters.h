@@ -29,11 +29,6 @@ namespace turnstile {
 
 class Waiters {
  public:
-  Waiters();
-  ~Waiters();
-  Waiters(const Waiters&) = delete;
-  Waiters& operator=(const Waiters&) = delete;
-
   bool empty() const { return queue_.empty(); }
   size_t size() const { return queue_.size(); }
 

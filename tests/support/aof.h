@@ -1,0 +1,27 @@
+// What a server has written to its append-only files.
+
+#ifndef TURNSTILE_TESTS_SUPPORT_AOF_H_
+#define TURNSTILE_TESTS_SUPPORT_AOF_H_
+
+#include <string>
+#include <vector>
+
+#include "support/client.h"
+
+namespace turnstile::testing {
+
+// Every command of the AOF of the server whose folder is `dir`, in order, SELECT, MULTI and EXEC
+// included: the base file (skipped if it is an RDB) and then the increments, as the manifest in
+// appendonlydir/ lists them. Timestamps (#TS:) are left out. A file that ends inside a command, or
+// is none, throws ProtocolError.
+//
+// While the server runs, use --appendfsync always: otherwise a write may still be on its way to the
+// file when its client has been answered.
+std::vector<Command> ReadAof(const std::string& dir);
+
+// The same for the bytes of one file.
+std::vector<Command> ParseAof(const std::string& bytes);
+
+}  // namespace turnstile::testing
+
+#endif  // TURNSTILE_TESTS_SUPPORT_AOF_H_

@@ -1,0 +1,56 @@
+// Waiting, in one place. Nothing in tests/ waits for a fixed time and hopes: a test states what
+// must become true and by when, and goes on as soon as it is.
+//
+//   EXPECT_TRUE(Eventually([&] { return client.Do("EXISTS", "job") == Reply::Int(0); }));
+
+#ifndef TURNSTILE_TESTS_SUPPORT_EVENTUALLY_H_
+#define TURNSTILE_TESTS_SUPPORT_EVENTUALLY_H_
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+
+namespace turnstile::testing {
+
+using Milliseconds = std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+// How long a test waits for what should happen at once. Long, because it costs time only in a test
+// that fails, and a machine under load must not make one fail.
+inline constexpr Milliseconds kPatience{5000};
+
+// Waits until `fd` is readable (data, end of file or an error to collect); false at the deadline.
+// An fd of -1 is never readable, which makes this the one and only wait.
+inline bool WaitReadable(int fd, Clock::time_point deadline) {
+  for (;;) {
+    const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
+    pollfd entry{fd, POLLIN, 0};
+    const int ready = poll(&entry, 1, static_cast<int>(std::clamp<decltype(left)>(left, 0, 60000)));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) return false;
+    if (left <= 0) return false;
+  }
+}
+
+// Lets time pass. Only for showing that something does NOT happen in that time, or that it has not
+// happened too early; for anything else use Eventually().
+inline void LetPass(Milliseconds time) { WaitReadable(-1, Clock::now() + time); }
+
+// Polls `predicate` until it holds (true) or the time is over (false). It is called at least once,
+// and once more at the very end.
+template <typename Predicate>
+bool Eventually(Predicate&& predicate, Milliseconds within = kPatience) {
+  const auto deadline = Clock::now() + within;
+  for (Milliseconds step{1};; step = std::min(step * 2, Milliseconds{20})) {
+    const bool last = Clock::now() >= deadline;
+    if (predicate()) return true;
+    if (last) return false;
+    WaitReadable(-1, std::min(Clock::now() + step, deadline));
+  }
+}
+
+}  // namespace turnstile::testing
+
+#endif  // TURNSTILE_TESTS_SUPPORT_EVENTUALLY_H_

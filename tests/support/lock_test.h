@@ -1,0 +1,80 @@
+// What tests of the commands have in common: a server that the tests of one suite share, and the
+// calls that nearly all of them make.
+//
+//   class CommandsTest : public SharedServerTest<CommandsTest> {};
+//
+//   TEST_F(CommandsTest, OnlyTheOwnerReleases) {
+//     MustAcquire(client_, "job", "alice");
+//     EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "bob"), Reply::Int(0));
+//   }
+
+#ifndef TURNSTILE_TESTS_SUPPORT_LOCK_TEST_H_
+#define TURNSTILE_TESTS_SUPPORT_LOCK_TEST_H_
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "support/client.h"
+#include "support/reply.h"
+#include "support/server.h"
+
+namespace turnstile::testing {
+
+using Commands = std::vector<Command>;
+
+// A lease that does not end during a test.
+inline constexpr int64_t kMinute = 60000;
+
+// The tests of `Suite` share one server, which is empty at the start of each. A suite that needs
+// server options hides Options() with its own.
+template <typename Suite>
+class SharedServerTest : public ::testing::Test {
+ public:
+  static void SetUpTestSuite() { server_ = std::make_unique<Server>(Suite::Options()); }
+  static void TearDownTestSuite() { server_.reset(); }
+  static ServerOptions Options() { return {}; }
+
+ protected:
+  SharedServerTest() { EXPECT_EQ(client_.Do("FLUSHALL"), Reply::Ok()); }
+  ~SharedServerTest() override {
+    EXPECT_TRUE(server_->running());
+    EXPECT_EQ(server_->CrashReport(), "");
+  }
+
+  static Server& server() { return *server_; }
+
+  Client client_ = server_->Connect();
+
+ private:
+  static inline std::unique_ptr<Server> server_;
+};
+
+// Takes a lock that must be free, or the owner's already. Returns the token; 0 after a failure.
+template <typename Connection>
+int64_t MustAcquire(Connection& connection, std::string_view key, std::string_view owner,
+                    int64_t lease_ms = kMinute) {
+  const Reply reply = connection.Do("LOCK.ACQUIRE", key, owner, "PX", lease_ms);
+  EXPECT_TRUE(reply.IsInteger()) << reply;
+  return reply.integer;
+}
+
+// The server's wall clock in milliseconds.
+inline int64_t ServerNow(Client& client) {
+  const std::vector<std::string> time = client.Do("TIME").Texts();
+  EXPECT_EQ(time.size(), 2U);
+  return time.size() == 2 ? std::stoll(time[0]) * 1000 + std::stoll(time[1]) / 1000 : 0;
+}
+
+// When the server will remove the key, as its wall clock in milliseconds; -1 never, -2 no such key.
+inline int64_t EndOf(Client& client, std::string_view key) {
+  return client.Do("PEXPIRETIME", key).integer;
+}
+
+}  // namespace turnstile::testing
+
+#endif  // TURNSTILE_TESTS_SUPPORT_LOCK_TEST_H_

@@ -1,0 +1,360 @@
+#include "support/server.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <random>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+#ifndef TURNSTILE_MODULE_DEFAULT
+#define TURNSTILE_MODULE_DEFAULT "build/turnstile.so"
+#endif
+
+namespace turnstile::testing {
+namespace {
+
+// Our ports lie below the range from which the kernel takes ports for outgoing connections, so that
+// none of those can take the port of a server that is down for a restart, and low enough that the
+// cluster bus (port + 10000) does too.
+constexpr int kFirstPort = 10000;
+constexpr int kPorts = 12000;
+
+constexpr Milliseconds kStopWithin{15000};
+
+constexpr std::array kCrashSigns = {"AddressSanitizer", "runtime error:", "BUG REPORT START",
+                                    "crashed by signal", "ASSERTION FAILED"};
+
+std::string EnvironmentOr(const char* name, const char* fallback) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : fallback;
+}
+
+// Claims a port among all processes that use this library, for as long as the returned descriptor
+// is open: an abstract socket with the port in its name. Unlike a file it cannot be left behind,
+// and unlike the port itself it can be held while the server is down. -1 if somebody has it.
+int ClaimPort(int port) {
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  const std::string text = "turnstile-test-port-" + std::to_string(port);
+  std::memcpy(name.sun_path + 1, text.data(), text.size());
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd >= 0 && bind(fd, reinterpret_cast<sockaddr*>(&name), size) == 0) return fd;
+  close(fd);
+  return -1;
+}
+
+bool PortIsFree(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int on = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // as the server does
+  const bool free = bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+  close(fd);
+  return free;
+}
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::string LastLines(const std::string& text, int lines) {
+  size_t start = text.size();
+  for (; lines >= 0 && start != std::string::npos && start > 0; lines--) {
+    start = text.rfind('\n', start - 1);
+  }
+  return start == std::string::npos || start == 0 ? text : text.substr(start + 1);
+}
+
+// The environment of this process with some variables set anew.
+std::vector<std::string> ServerEnvironment(const std::vector<std::string>& changes) {
+  std::vector<std::string> result;
+  std::string preload = EnvironmentOr("TURNSTILE_SERVER_PRELOAD", "");
+  if (!preload.empty() && std::getenv("UBSAN_OPTIONS") == nullptr) {
+    result.push_back("UBSAN_OPTIONS=print_stacktrace=1");
+  }
+  const std::string ld_preload = "LD_PRELOAD=";
+  for (const std::string& change : changes) {
+    if (change.starts_with(ld_preload)) {
+      preload += (preload.empty() ? "" : ":") + change.substr(ld_preload.size());
+    } else {
+      result.push_back(change);
+    }
+  }
+  if (!preload.empty()) result.push_back(ld_preload + preload);
+  for (char** variable = environ; *variable != nullptr; variable++) {
+    const std::string name(*variable, std::strcspn(*variable, "=") + 1);
+    const auto same = [&name](const std::string& entry) { return entry.starts_with(name); };
+    if (std::none_of(result.begin(), result.end(), same)) result.emplace_back(*variable);
+  }
+  return result;
+}
+
+// For execve(2): pointers into `strings`, which must stay.
+std::vector<char*> Pointers(std::vector<std::string>& strings) {
+  std::vector<char*> pointers;
+  pointers.reserve(strings.size() + 1);
+  for (std::string& text : strings) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+}  // namespace
+
+Server::Server(ServerOptions options) : options_(std::move(options)), dir_(options_.dir) {
+  if (dir_.empty()) {
+    dir_ = EnvironmentOr("TMPDIR", "/tmp") + "/turnstile-test-XXXXXX";
+    if (mkdtemp(dir_.data()) == nullptr) {
+      ADD_FAILURE() << "mkdtemp " << dir_ << ": " << std::strerror(errno);
+      dir_.clear();
+      return;
+    }
+  }
+  StartUp();
+}
+
+Server::~Server() {
+  Stop();
+  if (const std::string report = CrashReport(); !report.empty()) {
+    ADD_FAILURE() << "the server on port " << port_ << " reports:\n" << report;
+  } else if (!told_to_end_) {
+    ADD_FAILURE() << "the server on port " << port_ << " ended by itself, exit code "
+                  << exit_code_.value_or(-1) << "; its log ends with:\n"
+                  << LastLines(Log(), 20);
+  } else if (::testing::Test::HasFailure()) {
+    std::cerr << "Log of the server on port " << port_ << ":\n" << LastLines(Log(), 20);
+  }
+  if (port_claim_ >= 0) close(port_claim_);
+  std::error_code ignored;
+  if (options_.dir.empty() && !dir_.empty()) std::filesystem::remove_all(dir_, ignored);
+}
+
+bool Server::running() {
+  Reap(/*block=*/false);
+  return pid_ > 0;
+}
+
+std::string Server::Log() const { return ReadFile(LogPath()); }
+
+std::string Server::CrashReport() const {
+  std::istringstream log(Log());
+  std::string report;
+  std::string line;
+  for (int lines = 0; lines < 60 && std::getline(log, line);) {
+    // A server that refuses to start does not tidy up; what it leaks then is its own affair.
+    const bool leak = line.find("LeakSanitizer") != std::string::npos ||
+                      line.find("byte(s) leaked in") != std::string::npos;
+    const bool crash =
+        std::any_of(kCrashSigns.begin(), kCrashSigns.end(),
+                    [&line](const char* sign) { return line.find(sign) != std::string::npos; });
+    if (report.empty() && !(leak ? came_up_ : crash)) continue;
+    report += line + "\n";
+    lines++;
+  }
+  return report;
+}
+
+bool Server::Restart() {
+  Stop();
+  return StartUp();
+}
+
+bool Server::StartUp() {
+  exit_code_.reset();
+  told_to_end_ = false;
+  came_up_ = false;
+  const auto deadline = Clock::now() + options_.start_within;
+  const bool any_port = port_ == 0 && options_.port == 0;
+  if (port_ == 0 && !any_port) {
+    port_ = options_.port;
+    port_claim_ = ClaimPort(port_);
+  }
+  Start result = Start::kPortTaken;
+  while (result == Start::kPortTaken && Clock::now() < deadline) {
+    if (any_port) ChoosePort();
+    result = TryStart(deadline);
+    // A port that must stay the same was taken by a stranger, who may go away again.
+    if (!any_port && !options_.must_start) break;
+  }
+  came_up_ = result == Start::kUp;
+  if (came_up_) return true;
+  if (options_.must_start) {
+    ADD_FAILURE() << "the server did not start, exit code " << exit_code_.value_or(-1)
+                  << "; its log ends with:\n"
+                  << LastLines(Log(), 20);
+  }
+  if (running()) Kill9();
+  told_to_end_ = true;  // reported, or expected
+  return false;
+}
+
+void Server::ChoosePort() {
+  std::random_device random;
+  for (;;) {
+    if (port_claim_ >= 0) close(port_claim_);
+    port_ = kFirstPort + static_cast<int>(random() % kPorts);
+    port_claim_ = ClaimPort(port_);
+    if (port_claim_ >= 0 && PortIsFree(port_)) return;
+  }
+}
+
+Server::Start Server::TryStart(Clock::time_point deadline) {
+  const size_t old_log = Log().size();
+  Spawn();
+  const std::string process_id = "\r\nprocess_id:" + std::to_string(pid_) + "\r\n";
+  bool up = false;
+  Eventually(
+      [&] {
+        if (!running()) return true;
+        Client client(port_);
+        const Reply pong = client.Do("PING");
+        if (pong.IsError("LOADING") || pong.IsError("DISCONNECTED:") || pong.IsError("TIMEOUT:")) {
+          return false;
+        }
+        // It must be our process that answers, as far as it tells a stranger (NOAUTH, NOPERM).
+        const Reply info = client.Do("INFO", "server");
+        up = info.IsError() ? client.connected() : info.text.find(process_id) != std::string::npos;
+        return up;
+      },
+      std::chrono::duration_cast<Milliseconds>(deadline - Clock::now()));
+  if (up) return Start::kUp;
+  const bool taken = Log().find("Address already in use", old_log) != std::string::npos;
+  return taken && !running() ? Start::kPortTaken : Start::kFailed;
+}
+
+void Server::Spawn() {
+  // clang-format off
+  std::vector<std::string> arguments = {
+      EnvironmentOr("REDIS_SERVER", "redis-server"),
+      "--bind", "127.0.0.1",
+      "--port", std::to_string(port_),
+      "--dir", dir_,
+      "--logfile", LogPath(),
+      "--daemonize", "no",
+      "--save", "",
+      "--appendonly", "no",
+      "--enable-debug-command", "yes",
+      "--enable-module-command", "yes",
+      "--repl-diskless-sync-delay", "0",
+      "--shutdown-timeout", "0",  // do not wait for replicas that a test has paused or faked
+  };
+  // clang-format on
+  if (options_.load_module) {
+    const std::string module = EnvironmentOr("TURNSTILE_MODULE", TURNSTILE_MODULE_DEFAULT);
+    arguments.push_back("--loadmodule");
+    arguments.push_back(std::filesystem::absolute(module));  // the server goes to its own folder
+    arguments.insert(arguments.end(), options_.module_args.begin(), options_.module_args.end());
+  }
+  arguments.insert(arguments.end(), options_.args.begin(), options_.args.end());
+  std::vector<std::string> environment = ServerEnvironment(options_.environment);
+  const std::vector<char*> argv = Pointers(arguments);
+  const std::vector<char*> envp = Pointers(environment);
+  const std::string log = LogPath();
+  const pid_t parent = getpid();
+
+  paused_ = false;
+  pid_ = fork();
+  if (pid_ != 0) return;
+  // In the child, which may be a copy of a process with threads: system calls only.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(126);  // it died before the line above
+  const rlimit no_core{0, 0};
+  setrlimit(RLIMIT_CORE, &no_core);
+  // What is written before the server opens its log (a bad option), or past it (sanitizers).
+  const int output = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
+  const int input = open("/dev/null", O_RDONLY);
+  dup2(input, STDIN_FILENO);
+  dup2(output, STDOUT_FILENO);
+  dup2(output, STDERR_FILENO);
+  close_range(3, ~0U, 0);  // the test's connections must end when the test closes them
+  execvpe(argv[0], argv.data(), envp.data());
+  constexpr std::string_view kMessage = "cannot execute REDIS_SERVER\n";
+  (void)!write(STDERR_FILENO, kMessage.data(), kMessage.size());
+  _exit(127);
+}
+
+void Server::Reap(bool block) {
+  int status = 0;
+  pid_t ended = 0;
+  while (pid_ > 0 && (ended = waitpid(pid_, &status, block ? 0 : WNOHANG)) < 0 && errno == EINTR) {
+  }
+  if (ended <= 0) return;
+  exit_code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  pid_ = -1;
+}
+
+void Server::Signal(int signal) const {
+  if (pid_ > 0) kill(pid_, signal);
+}
+
+void Server::Kill9() {
+  told_to_end_ = true;
+  Signal(SIGKILL);
+  Reap(/*block=*/true);
+}
+
+int Server::Stop() {
+  if (!running()) return -1;
+  if (paused_) Continue();
+  Client client(port_);
+  // No longer listening: on its way out, perhaps, and not because of us.
+  if (!client.connected() && Eventually([this] { return !running(); })) return *exit_code_;
+  told_to_end_ = true;
+  // NOW: without waiting for replicas. The answer to success is the end of the connection.
+  const bool obeys = client.connected() &&
+                     client.Do("SHUTDOWN", "NOSAVE", "NOW", "FORCE").IsError("DISCONNECTED:");
+  if (!obeys) Signal(SIGTERM);
+  if (!Eventually([this] { return !running(); }, kStopWithin)) {
+    ADD_FAILURE() << "the server on port " << port_ << " did not stop; its log ends with:\n"
+                  << LastLines(Log(), 20);
+    Kill9();
+  }
+  return exit_code_.value_or(-1);
+}
+
+std::optional<int> Server::WaitForExit(Milliseconds within) {
+  told_to_end_ = true;
+  Eventually([this] { return !running(); }, within);
+  return exit_code_;
+}
+
+void Server::Pause() {
+  Signal(SIGSTOP);
+  int status = 0;
+  while (pid_ > 0 && waitpid(pid_, &status, WUNTRACED) < 0 && errno == EINTR) {
+  }
+  paused_ = true;
+}
+
+void Server::Continue() {
+  Signal(SIGCONT);
+  paused_ = false;
+}
+
+}  // namespace turnstile::testing

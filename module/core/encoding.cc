@@ -21,9 +21,7 @@ uint64_t GetWord(std::string_view bytes, size_t index) {
 
 Instant ToMoment(uint64_t word) { return Instant{Millis{static_cast<int64_t>(word)}}; }
 
-uint64_t ToWord(Instant moment) {
-  return static_cast<uint64_t>(moment.time_since_epoch().count());
-}
+uint64_t ToWord(Instant moment) { return static_cast<uint64_t>(moment.time_since_epoch().count()); }
 
 }  // namespace
 

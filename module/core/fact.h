@@ -1,7 +1,8 @@
 // Facts on the wire: what replicas and the AOF are told.
 //
-//     LOCK.FACT HELD key owner token since-ms end-ms     this owner holds the lock, nobody else does
-//     LOCK.FACT FLOOR token                              no token up to this one will be issued again
+//     LOCK.FACT HELD key owner token since-ms end-ms     this owner holds the lock, nobody else
+//     does LOCK.FACT FLOOR token                              no token up to this one will be
+//     issued again
 //
 // All times are absolute and all numbers resolved, so the receiver has nothing to decide. A release
 // needs no form of its own: it travels as the LOCK.RELEASE that it was.

@@ -94,11 +94,11 @@ enum class Outcome {
   kHeldAlready,  // the same owner asked again: the same token, the lease starts anew
   kReleased,
   kTouched,
-  kFree,           // nobody holds it
-  kLeaseEnded,     // the asker held it once; its lease ran out, though the key is still there
-  kHeldByOther,    // somebody else holds it
-  kOthersWait,     // nobody holds it, but others came first
-  kTokensUsedUp,   // it could be granted, but the token clock is at its end
+  kFree,          // nobody holds it
+  kLeaseEnded,    // the asker held it once; its lease ran out, though the key is still there
+  kHeldByOther,   // somebody else holds it
+  kOthersWait,    // nobody holds it, but others came first
+  kTokensUsedUp,  // it could be granted, but the token clock is at its end
 };
 
 struct Decision {

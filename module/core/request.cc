@@ -142,9 +142,9 @@ Parsed<FenceRequest> ParseFence(Args args) {
   Reader reader(args);
   FenceRequest request;
   if (!reader.AtEnd()) {
-    request.token = Token{static_cast<uint64_t>(
-        reader.TakeNumber("the token", static_cast<int64_t>(kMinToken.value),
-                          static_cast<int64_t>(kMaxToken.value)))};
+    request.token = Token{
+        static_cast<uint64_t>(reader.TakeNumber("the token", static_cast<int64_t>(kMinToken.value),
+                                                static_cast<int64_t>(kMaxToken.value)))};
   }
   return reader.Finish(request);
 }
@@ -178,8 +178,8 @@ bool IsPrintable(char c) { return c >= ' ' && c <= '~'; }
 
 std::string Unquoted(std::string_view bytes) {
   const auto plain = [](char c) { return IsPrintable(c) && c != ' ' && c != '"' && c != '\\'; };
-  const bool word = !bytes.empty() && bytes.size() <= kShown &&
-                    std::all_of(bytes.begin(), bytes.end(), plain);
+  const bool word =
+      !bytes.empty() && bytes.size() <= kShown && std::all_of(bytes.begin(), bytes.end(), plain);
   return word ? std::string(bytes) : Quoted(bytes);
 }
 

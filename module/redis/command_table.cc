@@ -27,10 +27,8 @@ constexpr Arg Number(const char* name, const char* token, int flags) {
 }
 
 constexpr Arg OneOf(const char* name, Arg* choices) {
-  return {.name = name,
-          .type = REDISMODULE_ARG_TYPE_ONEOF,
-          .key_spec_index = -1,
-          .subargs = choices};
+  return {
+      .name = name, .type = REDISMODULE_ARG_TYPE_ONEOF, .key_spec_index = -1, .subargs = choices};
 }
 
 // The lock's key, always the first argument.
@@ -43,12 +41,14 @@ constexpr KeySpec FirstArgument(uint64_t flags) {
 }
 
 // The server takes these lists by pointer to mutable, ended by an empty element.
-Arg lease[] = {Number("ms", "PX", REDISMODULE_CMD_ARG_NONE),
-               Number("s", "EX", REDISMODULE_CMD_ARG_NONE),
-               {}};
+Arg lease[] = {
+    Number("ms", "PX", REDISMODULE_CMD_ARG_NONE), Number("s", "EX", REDISMODULE_CMD_ARG_NONE), {}};
 Arg key_owner_lease[] = {Key(), Text("owner"), OneOf("lease", lease), {}};
-Arg acquire_args[] = {Key(), Text("owner"), OneOf("lease", lease),
-                      Number("ms", "WAIT", REDISMODULE_CMD_ARG_OPTIONAL), {}};
+Arg acquire_args[] = {Key(),
+                      Text("owner"),
+                      OneOf("lease", lease),
+                      Number("ms", "WAIT", REDISMODULE_CMD_ARG_OPTIONAL),
+                      {}};
 Arg key_owner[] = {Key(), Text("owner"), {}};
 Arg key_token[] = {Key(), Number("token", nullptr, REDISMODULE_CMD_ARG_OPTIONAL), {}};
 Arg key_only[] = {Key(), {}};
@@ -83,8 +83,7 @@ const Command kCommands[] = {
           "it; with WAIT, stands in line for it.",
           -5, updated_key, acquire_args)},
     {"LOCK.RELEASE", HandleRelease, "write fast", true,
-     Info("Gives up a lock: 1, or 0 if this owner does not hold it.", -3, released_key,
-          key_owner)},
+     Info("Gives up a lock: 1, or 0 if this owner does not hold it.", -3, released_key, key_owner)},
     {"LOCK.TOUCH", HandleTouch, "write fast", true,
      Info("Sets a lease to end that long from now: 1, or 0 if this owner does not hold the lock.",
           -5, updated_key, key_owner_lease)},

@@ -125,9 +125,8 @@ bool CallerMayRead(RedisModuleCtx* ctx, std::string_view key) {
   RedisModuleString* user_name = RedisModule_GetCurrentUserName(ctx);
   RedisModuleUser* user = RedisModule_GetModuleUserFromUserName(user_name);
   RedisModuleString* name = RedisModule_CreateString(ctx, key.data(), key.size());
-  const bool may =
-      user != nullptr && RedisModule_ACLCheckKeyPermissions(
-                             user, name, REDISMODULE_CMD_KEY_ACCESS) == REDISMODULE_OK;
+  const bool may = user != nullptr && RedisModule_ACLCheckKeyPermissions(
+                                          user, name, REDISMODULE_CMD_KEY_ACCESS) == REDISMODULE_OK;
   RedisModule_FreeString(ctx, name);
   if (user != nullptr) RedisModule_FreeModuleUser(user);
   RedisModule_FreeString(ctx, user_name);
@@ -220,9 +219,9 @@ int ReplyWaitLimit(RedisModuleCtx* ctx, size_t limit) {
 }
 
 int ReplyDeadlock(RedisModuleCtx* ctx, const std::vector<WaitQueue::Step>& cycle) {
-  const std::string text =
-      "DEADLOCK " +
-      DescribeCycle(cycle, [ctx](LockName lock) { return CallerMayRead(ctx, lock.key); });
+  const std::string text = "DEADLOCK " + DescribeCycle(cycle, [ctx](LockName lock) {
+                             return CallerMayRead(ctx, lock.key);
+                           });
   return RedisModule_ReplyWithError(ctx, text.c_str());
 }
 

@@ -12,8 +12,8 @@ void Info(RedisModuleInfoCtx* info, int /*for_crash_report*/) {
   const TokenClock& clock = Tokens().clock();
   RedisModule_InfoAddSection(info, "clock");
   RedisModule_InfoAddFieldULongLong(info, "last_token", clock.last().value);
-  RedisModule_InfoAddFieldLongLong(
-      info, "clock_lead_ms", std::chrono::floor<Millis>(clock.LeadAt(WallNow())).count());
+  RedisModule_InfoAddFieldLongLong(info, "clock_lead_ms",
+                                   std::chrono::floor<Millis>(clock.LeadAt(WallNow())).count());
 }
 
 }  // namespace

@@ -116,17 +116,17 @@ bool RegisterLockType(RedisModuleCtx* ctx) {
                                .unlink2 = Unlink,
                                .copy2 = nullptr},
                         .aux_save2 = AuxSave};
-  lock_type = RedisModule_CreateDataType(ctx, "turnstile", static_cast<int>(kCurrentEncoding),
-                                         &methods.v4);
+  lock_type =
+      RedisModule_CreateDataType(ctx, "turnstile", static_cast<int>(kCurrentEncoding), &methods.v4);
   return lock_type != nullptr;
 }
 
 LockKey::LockKey(RedisModuleCtx* ctx, RedisModuleString* name, Access access)
     : db_(RedisModule_GetSelectedDb(ctx)),
       name_(name),
-      key_(RedisModule_OpenKey(ctx, name,
-                               access == Access::kLook ? REDISMODULE_READ
-                                                       : REDISMODULE_READ | REDISMODULE_WRITE)) {}
+      key_(RedisModule_OpenKey(
+          ctx, name,
+          access == Access::kLook ? REDISMODULE_READ : REDISMODULE_READ | REDISMODULE_WRITE)) {}
 
 LockKey::~LockKey() { Close(); }
 

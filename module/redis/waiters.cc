@@ -181,8 +181,7 @@ void Waiters::SettleLine(RedisModuleCtx* ctx, WaitQueue::Line& line, FineInstant
       continue;
     }
     const Place place = key.place();
-    const Decision decision =
-        Decide(place, request, Ahead::kNobody, now, Tokens().Issuing(now));
+    const Decision decision = Decide(place, request, Ahead::kNobody, now, Tokens().Issuing(now));
     if (decision.outcome == Outcome::kTokensUsedUp) {
       Send(parked, std::string(kTokensUsedUpText));
       continue;

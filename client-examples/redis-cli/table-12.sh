@@ -27,6 +27,7 @@ options=$*
 ask token LOCK.ACQUIRE "$table" "$alice" PX 60000
 token=$reply
 ask '' LOCK.ACQUIRE "$table" "$bob" PX 60000         # busy: Bob hears so at once
+ask '' LOCK.ACQUIRE "$table" "$bob" PX 60000 WAIT 50 # he stands in line for a moment, in vain
 ask "$token" LOCK.ACQUIRE "$table" "$alice" PX 60000 # asked again, the same token: a retry is safe
 ask 1 LOCK.TOUCH "$table" "$alice" EX 120            # a long dinner
 ask 0 LOCK.RELEASE "$table" "$bob"                   # a stranger cannot release

@@ -131,7 +131,8 @@ struct Holder {
 std::optional<Holder> HolderOf(const Place& place, Instant now);
 
 // Carries out `held` on a key that stores `lock` (null: no lock). Returns the lock to store: either
-// `lock`, changed where it is, or a new one that takes its place.
+// `lock`, changed where it is, or a new one that takes its place; then `lock` still belongs to the
+// caller (a Redis key frees it when the new one is stored).
 Lock* Apply(Lock* lock, const Held& held);
 
 }  // namespace turnstile

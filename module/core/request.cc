@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <initializer_list>
 #include <utility>
 
 namespace turnstile {
@@ -23,7 +24,7 @@ class Reader {
 
   Owner TakeOwner() {
     const std::string_view bytes = Take("an owner");
-    if (!failed() && (bytes.empty() || bytes.size() > kMaxOwnerBytes)) {
+    if (bytes.empty() || bytes.size() > kMaxOwnerBytes) {
       Fail("the owner must have 1 to " + std::to_string(kMaxOwnerBytes) + " bytes, not " +
            std::to_string(bytes.size()));
     }
@@ -32,7 +33,7 @@ class Reader {
 
   // A number from `least` to `most`; `what` names it in messages.
   int64_t TakeNumber(std::string_view what, int64_t least, int64_t most) {
-    const std::string_view text = Take(what);
+    const std::string_view text = Take("the number after " + std::string(what));
     const auto number = ParseDigits(text);
     if (number.has_value() && *number >= least && *number <= most) return *number;
     Fail(std::string(what) + " must be a whole number from " + std::to_string(least) + " to " +
@@ -47,13 +48,21 @@ class Reader {
     rest_ = {};
   }
 
-  void FailOnUnknown(std::string_view expected) {
-    Fail("syntax error at " + Quoted(rest_.front()) + ": expected " + std::string(expected));
+  // `expected` are the options that could stand here, if any are left.
+  void FailOnUnknown(std::initializer_list<std::string_view> expected) {
+    std::string text = "syntax error at " + Quoted(rest_.front()) + ": expected ";
+    bool first = true;
+    for (const std::string_view option : expected) {
+      if (option.empty()) continue;
+      if (!std::exchange(first, false)) text += " or ";
+      text += option;
+    }
+    Fail(first ? text + "nothing more" : text);
   }
 
   template <typename Request>
   Parsed<Request> Finish(Request request) {
-    if (!AtEnd()) FailOnUnknown("nothing more");
+    if (!AtEnd()) FailOnUnknown({});
     if (failed()) return ParseError{std::move(error_)};
     return request;
   }
@@ -96,7 +105,9 @@ Millis RequireLease(Reader& reader, std::optional<Millis> lease) {
   return lease.value_or(Millis{1});
 }
 
-// WAIT ms
+// [WAIT ms]
+constexpr std::string_view kWaitGrammar = "WAIT ms";
+
 bool TakeWait(Reader& reader, std::optional<Millis>& wait) {
   if (!reader.TakeKeyword("WAIT")) return false;
   if (wait.has_value()) reader.Fail("syntax error: WAIT is given twice");
@@ -114,7 +125,7 @@ Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits) {
   std::optional<Millis> wait;
   while (!reader.AtEnd()) {
     if (!TakeLease(reader, limits, lease) && !TakeWait(reader, wait)) {
-      reader.FailOnUnknown(std::string(kLeaseGrammar) + ", or WAIT ms");
+      reader.FailOnUnknown({lease ? "" : kLeaseGrammar, wait ? "" : kWaitGrammar});
     }
   }
   return reader.Finish(
@@ -133,7 +144,7 @@ Parsed<TouchRequest> ParseTouch(Args args, const Limits& limits) {
   const Owner owner = reader.TakeOwner();
   std::optional<Millis> lease;
   while (!reader.AtEnd()) {
-    if (!TakeLease(reader, limits, lease)) reader.FailOnUnknown(kLeaseGrammar);
+    if (!TakeLease(reader, limits, lease)) reader.FailOnUnknown({lease ? "" : kLeaseGrammar});
   }
   return reader.Finish(TouchRequest{owner, RequireLease(reader, lease)});
 }

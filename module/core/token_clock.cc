@@ -36,4 +36,8 @@ Micros LeadOf(Token token, FineInstant now) {
   return Micros{token.value > reading ? static_cast<int64_t>(token.value - reading) : 0};
 }
 
+bool MayBeRestored(Token token, FineInstant now) {
+  return LeadOf(token, now) <= kLargestRestoredLead;
+}
+
 }  // namespace turnstile

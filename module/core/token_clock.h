@@ -21,10 +21,6 @@ namespace turnstile {
 // restart in a loop must not run away from the wall clock.
 inline constexpr Millis kLargestLeadForMargin = std::chrono::minutes{10};
 
-// A client may RESTORE a lock whose token leads the wall clock by at most this much: a forged token
-// must not push the clock to its end.
-inline constexpr Millis kLargestRestoredLead = std::chrono::hours{1};
-
 class TokenClock {
  public:
   // The token that a grant at `now` gets, or nothing when tokens are used up. Issues nothing by
@@ -51,6 +47,11 @@ class TokenClock {
 
 // How far `token` is ahead of the wall clock; zero if it is not.
 Micros LeadOf(Token token, FineInstant now);
+
+// Whether a client may bring this token in, by RESTORE: one that leads the wall clock by more than
+// an hour is taken for forged, because it could push the clock to its end.
+inline constexpr Millis kLargestRestoredLead = std::chrono::hours{1};
+bool MayBeRestored(Token token, FineInstant now);
 
 }  // namespace turnstile
 

@@ -15,10 +15,9 @@ const Lock& AsLock(const void* value) { return *static_cast<const Lock*>(value);
 
 // A client's RESTORE on a primary is the one way in which a stranger can hand us a token. What the
 // server itself loads, and what a primary sends, is believed.
-bool IsForged(RedisModuleIO* io, Token token) {
+bool ComesFromClient(RedisModuleIO* io) {
   const int flags = RedisModule_GetContextFlags(RedisModule_GetContextFromIO(io));
-  if ((flags & (REDISMODULE_CTX_FLAGS_LOADING | REDISMODULE_CTX_FLAGS_SLAVE)) != 0) return false;
-  return LeadOf(token, WallNow()) > kLargestRestoredLead;
+  return (flags & (REDISMODULE_CTX_FLAGS_LOADING | REDISMODULE_CTX_FLAGS_SLAVE)) == 0;
 }
 
 void* RdbLoad(RedisModuleIO* io, int encver) {
@@ -30,7 +29,7 @@ void* RdbLoad(RedisModuleIO* io, int encver) {
   if (!hold.has_value()) {
     RedisModule_LogIOError(io, "warning", "not a lock: %zu bytes, encoding version %d", size,
                            encver);
-  } else if (IsForged(io, hold->token)) {
+  } else if (ComesFromClient(io) && !MayBeRestored(hold->token, WallNow())) {
     RedisModule_LogIOError(io, "warning",
                            "token %llu leads the wall clock by more than an hour: not restored",
                            static_cast<unsigned long long>(hold->token.value));

@@ -1,6 +1,7 @@
 #define TURNSTILE_DEFINES_REDIS_API
 #include "redis/redis_api.h"
 
+#include <algorithm>
 #include <ctime>
 
 namespace turnstile {
@@ -32,11 +33,16 @@ std::string EngineName() {
 }
 
 FineInstant WallNow() {
-  if (server_microseconds != nullptr) return FineInstant{Micros{server_microseconds()}};
-  timespec now{};
-  clock_gettime(CLOCK_REALTIME, &now);
-  return FineInstant{std::chrono::seconds{now.tv_sec} +
-                     std::chrono::floor<Micros>(std::chrono::nanoseconds{now.tv_nsec})};
+  Micros now{};
+  if (server_microseconds != nullptr) {
+    now = Micros{server_microseconds()};
+  } else {
+    timespec time{};
+    clock_gettime(CLOCK_REALTIME, &time);
+    now = std::chrono::seconds{time.tv_sec} +
+          std::chrono::floor<Micros>(std::chrono::nanoseconds{time.tv_nsec});
+  }
+  return FineInstant{std::max(now, Micros{0})};
 }
 
 Source SourceOf(RedisModuleCtx* ctx) {

@@ -28,7 +28,7 @@ bool InitRedisApi(RedisModuleCtx* ctx, const char* module_name, int module_versi
 // For example "Valkey 8.1.1". The version number alone cannot tell Redis 8 from Valkey 8.
 std::string EngineName();
 
-// The server's wall clock. Read once for each request.
+// The server's wall clock, but never before 1970. Read once for each request.
 FineInstant WallNow();
 
 // The value type's methods as servers from 7.2 on know them; 7.0 ignores the added field.

@@ -77,24 +77,20 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
   if (!owes && due == kMaxInstant) return;
 
   const FineInstant now = WallNow();
-  waiters.TimeOut(ToInstant(now));
-  if (!owes && due > now) {
-    alarm_clock.Set(ctx, due, ToInstant(now));
-    return;
-  }
-  if (!MayWrite(ctx)) {
-    if (waiters.NextDue() != kMaxInstant) {
-      alarm_clock.Set(ctx, std::max(waiters.NextDue(), ToInstant(now) + kTryAgain), ToInstant(now));
+  Instant next = ToInstant(now);
+  waiters.TimeOut(next);
+  if (owes || due <= now) {
+    if (MayWrite(ctx)) {
+      tokens.Issuing(now);
+      if (const auto floor = tokens.TakeUntoldFloor(); floor.has_value()) TellFloor(ctx, *floor);
+      for (const KeyName& tampered : std::exchange(Tampered(), {})) SetBack(ctx, tampered);
+      waiters.Settle(ctx, now);
+    } else {
+      next += kTryAgain;
     }
-    return;
   }
-  tokens.Issuing(now);
-  if (const auto floor = tokens.TakeUntoldFloor(); floor.has_value()) TellFloor(ctx, *floor);
-  for (const KeyName& tampered : std::exchange(Tampered(), {})) SetBack(ctx, tampered);
-  waiters.Settle(ctx, now);
-  if (waiters.NextDue() != kMaxInstant) {
-    alarm_clock.Set(ctx, std::max(waiters.NextDue(), ToInstant(now)), ToInstant(now));
-  }
+  next = std::max(next, waiters.NextDue());
+  if (next != kMaxInstant) alarm_clock.Set(ctx, next, ToInstant(now));
 }
 
 void OnFlush(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t moment, void* /*data*/) {

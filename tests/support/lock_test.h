@@ -17,6 +17,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "support/client.h"
@@ -73,6 +74,35 @@ inline int64_t ServerNow(Client& client) {
 // When the server will remove the key, as its wall clock in milliseconds; -1 never, -2 no such key.
 inline int64_t EndOf(Client& client, std::string_view key) {
   return client.Do("PEXPIRETIME", key).integer;
+}
+
+// The whole reply of LOCK.INFO, in either version of the protocol, for a lock with this one holder.
+inline Reply InfoReply(int version, std::string mode, std::string owner, Reply token, Reply left_ms,
+                       Reply held_ms) {
+  const auto map = [version](std::vector<Reply> fields) {
+    return version == 3 ? Reply::Map(std::move(fields)) : Reply::Array(std::move(fields));
+  };
+  // clang-format off
+  const Reply holder = map({
+      Reply::Str("owner"), Reply::Str(std::move(owner)),
+      Reply::Str("token"), std::move(token),
+      Reply::Str("lease-left-ms"), std::move(left_ms),
+      Reply::Str("held-ms"), std::move(held_ms),
+      Reply::Str("count"), Reply::Int(1),
+      Reply::Str("session"), version == 3 ? Reply::Bool(false) : Reply::Int(0)});
+  return map({
+      Reply::Str("mode"), Reply::Str(std::move(mode)),
+      Reply::Str("holders"), Reply::Array({holder}),
+      Reply::Str("linger-left-ms"), Reply::Int(0),
+      Reply::Str("waiting"), Reply::Int(0),
+      Reply::Str("line"), Reply::Array({})});
+  // clang-format on
+}
+
+// One field of the only holder in a reply of LOCK.INFO.
+inline Reply HolderField(const Reply& info, std::string_view field) {
+  const Reply holders = info.Field("holders");
+  return holders.elements.size() == 1 ? holders.elements[0].Field(field) : holders;
 }
 
 }  // namespace turnstile::testing

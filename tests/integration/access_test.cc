@@ -1,0 +1,222 @@
+// Who may call what, and what is left when memory is full.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "support/lock_test.h"
+#include "support/replication_stream.h"
+
+namespace turnstile::testing {
+namespace {
+
+class AccessTest : public SharedServerTest<AccessTest> {
+ protected:
+  Reply Do(const Command& command) { return client_.Do(command); }
+
+  // A connection of a new user who has just these rights.
+  Client ConnectAs(const std::string& user, const std::vector<std::string>& rights) {
+    Command set_user = {"ACL", "SETUSER", user, "reset", "on", ">secret"};
+    set_user.insert(set_user.end(), rights.begin(), rights.end());
+    EXPECT_EQ(Do(set_user), Reply::Ok());
+    Client client = server().Connect();
+    EXPECT_EQ(client.Do("AUTH", user, "secret"), Reply::Ok());
+    return client;
+  }
+};
+
+// Every command of a client, as alice would call it.
+Commands CommandsOn(const std::string& key) {
+  return {{"LOCK.ACQUIRE", key, "alice", "PX", "60000"},
+          {"LOCK.TOUCH", key, "alice", "EX", "60"},
+          {"LOCK.FENCE", key},
+          {"LOCK.FENCE", key, "1"},
+          {"LOCK.INFO", key},
+          {"LOCK.RELEASE", key, "alice"}};
+}
+
+// --- ACL --------------------------------------------------------------------------------------
+
+TEST_F(AccessTest, OnlyTheKeysThatTheUserMayTouch) {
+  Client worker = ConnectAs("worker", {"~lock:*", "+lock.acquire", "+lock.release", "+lock.touch",
+                                       "+lock.fence", "+lock.info", "+lock.help"});
+  for (const Command& command : CommandsOn("lock:1")) {
+    const Reply reply = worker.Do(command);
+    EXPECT_FALSE(reply.IsError()) << command[0] << ": " << reply;
+  }
+  EXPECT_FALSE(worker.Do("LOCK.HELP").IsError());
+  for (const Command& command : CommandsOn("other")) {
+    const Reply reply = worker.Do(command);
+    EXPECT_TRUE(reply.IsError("NOPERM")) << command[0] << ": " << reply;
+  }
+  EXPECT_EQ(Do({"DBSIZE"}), Reply::Int(0));
+}
+
+TEST_F(AccessTest, OnlyTheCommandsThatTheUserMayCall) {
+  Client worker = ConnectAs("worker", {"~lock:*", "+lock.acquire", "+lock.release"});
+  EXPECT_TRUE(worker.Do("LOCK.ACQUIRE", "lock:1", "alice", "PX", kMinute).IsInteger());
+  for (const Command& command : Commands{{"LOCK.TOUCH", "lock:1", "alice", "PX", "1"},
+                                         {"LOCK.FENCE", "lock:1"},
+                                         {"LOCK.INFO", "lock:1"},
+                                         {"LOCK.HELP"},
+                                         {"LOCK.FACT", "FLOOR", "1"},
+                                         {"DEL", "lock:1"}}) {
+    const Reply reply = worker.Do(command);
+    EXPECT_TRUE(reply.IsError("NOPERM")) << command[0] << ": " << reply;
+  }
+  EXPECT_EQ(worker.Do("LOCK.RELEASE", "lock:1", "alice"), Reply::Int(1));
+}
+
+TEST_F(AccessTest, ReadPermissionIsEnoughToLook) {
+  Client reader = ConnectAs("reader", {"%R~lock:*", "+@all"});
+  const int64_t token = MustAcquire(client_, "lock:1", "alice");
+  EXPECT_EQ(reader.Do("LOCK.FENCE", "lock:1"), Reply::Int(token));
+  EXPECT_EQ(reader.Do("LOCK.FENCE", "lock:1", token), Reply::Int(1));
+  EXPECT_EQ(HolderField(reader.Do("LOCK.INFO", "lock:1"), "owner"), Reply::Str("alice"));
+  for (const char* key : {"lock:1", "lock:free"}) {
+    for (const Command& command : Commands{{"LOCK.ACQUIRE", key, "alice", "PX", "1"},
+                                           {"LOCK.TOUCH", key, "alice", "PX", "1"},
+                                           {"LOCK.RELEASE", key, "alice"}}) {
+      const Reply reply = reader.Do(command);
+      EXPECT_TRUE(reply.IsError("NOPERM")) << command[0] << ": " << reply;
+    }
+  }
+  EXPECT_TRUE(reader.Do("LOCK.INFO", "other").IsError("NOPERM"));
+
+  EXPECT_EQ(client_.Do("LOCK.FENCE", "lock:1", token), Reply::Int(1));
+}
+
+TEST_F(AccessTest, WritePermissionIsNotEnoughToLook) {
+  Client writer = ConnectAs("writer", {"%W~lock:*", "+@all"});
+  EXPECT_TRUE(writer.Do("LOCK.ACQUIRE", "lock:1", "alice", "PX", kMinute).IsInteger());
+  EXPECT_EQ(writer.Do("LOCK.TOUCH", "lock:1", "alice", "PX", kMinute), Reply::Int(1));
+  EXPECT_TRUE(writer.Do("LOCK.FENCE", "lock:1").IsError("NOPERM"));
+  EXPECT_TRUE(writer.Do("LOCK.FENCE", "lock:1", 1).IsError("NOPERM"));
+  EXPECT_TRUE(writer.Do("LOCK.INFO", "lock:1").IsError("NOPERM"));
+  EXPECT_EQ(writer.Do("LOCK.RELEASE", "lock:1", "alice"), Reply::Int(1));
+}
+
+TEST_F(AccessTest, RightsHoldInScriptsToo) {
+  Client worker = ConnectAs("worker", {"~lock:*", "+eval", "+lock.acquire"});
+  const auto eval = [&worker](const std::string& call, const std::string& key) {
+    return worker.Do("EVAL", "return redis.call(" + call + ")", 1, key);
+  };
+  EXPECT_TRUE(eval("'LOCK.ACQUIRE', KEYS[1], 'alice', 'PX', 60000", "lock:1").IsInteger());
+  EXPECT_TRUE(eval("'LOCK.RELEASE', KEYS[1], 'alice'", "lock:1").IsError());
+  EXPECT_TRUE(eval("'LOCK.ACQUIRE', 'other', 'alice', 'PX', 60000", "lock:1").IsError());
+  EXPECT_EQ(Do({"EXISTS", "lock:1", "other"}), Reply::Int(1));
+}
+
+// Plain locks are changed by the server's commands, which the caller need not be allowed to use.
+TEST_F(AccessTest, PlainLocksNeedNoMoreRights) {
+  Client worker = ConnectAs("worker", {"~lock:*", "+lock.acquire", "+lock.release", "+lock.touch"});
+  Do({"SET", "lock:1", "alice"});
+  EXPECT_EQ(worker.Do("LOCK.TOUCH", "lock:1", "alice", "PX", kMinute), Reply::Int(1));
+  EXPECT_EQ(worker.Do("LOCK.RELEASE", "lock:1", "alice"), Reply::Int(1));
+  Do({"SET", "lock:1", "alice"});
+  EXPECT_TRUE(worker.Do("LOCK.ACQUIRE", "lock:1", "alice", "PX", kMinute).IsInteger());
+}
+
+// --- The internal command ---------------------------------------------------------------------
+
+TEST_F(AccessTest, NobodyCallsTheInternalCommand) {
+  MustAcquire(client_, "held", "alice");
+  ReplicationStream stream(server().port());
+  const Reply digest = Do({"DEBUG", "DIGEST"});
+  const std::string clock = Do({"INFO", "turnstile"}).text;
+  const std::string last_token = clock.substr(0, clock.find("turnstile_clock_lead_ms"));
+  const std::string end = std::to_string(ServerNow(client_) + kMinute);
+  const std::string internal = "ERR LOCK.FACT is internal";
+
+  const Commands facts = {{"LOCK.FACT", "HELD", "free", "mallory", "5", "1", end},
+                          {"LOCK.FACT", "HELD", "held", "mallory", "5", "1", end},
+                          {"lock.fact", "held", "held", "alice", "9007199254740991", "1", end},
+                          {"LOCK.FACT", "FLOOR", "9007199254740991"},
+                          {"LOCK.FACT", "NONSENSE", "1"}};
+  Do({"FUNCTION", "LOAD", "REPLACE",
+      "#!lua name=forgery\nredis.register_function('forge', function(keys, args) "
+      "return redis.call(unpack(args)) end)"});
+  for (const Command& fact : facts) {
+    SCOPED_TRACE(fact[1] + " " + fact[2]);
+    EXPECT_TRUE(Do(fact).IsError(internal));
+
+    Do({"MULTI"});
+    EXPECT_EQ(Do(fact), Reply::Queued());
+    const Reply results = Do({"EXEC"});
+    ASSERT_EQ(results.elements.size(), 1U) << results;
+    EXPECT_TRUE(results.elements[0].IsError(internal)) << results;
+
+    for (const Command& way :
+         Commands{{"EVAL", "return redis.call(unpack(ARGV))", "0"}, {"FCALL", "forge", "0"}}) {
+      Command call = way;
+      call.insert(call.end(), fact.begin(), fact.end());
+      EXPECT_TRUE(Do(call).IsError(internal)) << way[0];
+    }
+  }
+  EXPECT_EQ(Do({"DEBUG", "DIGEST"}), digest);
+  EXPECT_TRUE(Do({"INFO", "turnstile"}).text.starts_with(last_token)) << last_token;
+  EXPECT_EQ(stream.Until(client_).size(), 1U) << "FUNCTION LOAD and nothing else";
+}
+
+TEST_F(AccessTest, TheInternalCommandNamesItsKey) {
+  EXPECT_EQ(Do({"COMMAND", "GETKEYS", "LOCK.FACT", "HELD", "job", "alice", "1", "1", "1"}),
+            Reply::Array({Reply::Str("job")}));
+  EXPECT_TRUE(Do({"COMMAND", "GETKEYS", "LOCK.FACT", "FLOOR", "1"}).IsError());
+  // So its ACL check comes before everything else.
+  Client worker = ConnectAs("worker", {"~lock:*", "+@all"});
+  EXPECT_TRUE(worker.Do("LOCK.FACT", "HELD", "other", "x", 1, 1, 1).IsError("NOPERM"));
+  EXPECT_TRUE(worker.Do("LOCK.FACT", "HELD", "lock:1", "x", 1, 1, 1).IsError("ERR LOCK.FACT is"));
+}
+
+// --- Memory -----------------------------------------------------------------------------------
+
+class FullMemoryTest : public AccessTest {
+ protected:
+  void Fill() {
+    EXPECT_EQ(Do({"CONFIG", "SET", "maxmemory", "1", "maxmemory-policy", "noeviction"}),
+              Reply::Ok());
+  }
+  ~FullMemoryTest() override { Do({"CONFIG", "SET", "maxmemory", "0"}); }
+};
+
+TEST_F(FullMemoryTest, WhatIsHeldCanBeKeptAndGivenUp) {
+  const int64_t token = MustAcquire(client_, "job", "alice");
+  Fill();
+  EXPECT_TRUE(Do({"LOCK.ACQUIRE", "free", "alice", "PX", "1000"}).IsError("OOM"));
+  EXPECT_TRUE(Do({"LOCK.ACQUIRE", "job", "alice", "PX", "1000"}).IsError("OOM"));
+  EXPECT_TRUE(Do({"LOCK.ACQUIRE", "job", "bob", "PX", "1000"}).IsError("OOM"));
+  EXPECT_EQ(client_.Do("LOCK.FENCE", "job", token), Reply::Int(1));
+  EXPECT_EQ(Do({"LOCK.FENCE", "job"}), Reply::Int(token));
+  EXPECT_EQ(Do({"LOCK.INFO", "job"}).Field("mode"), Reply::Str("exclusive"));
+  EXPECT_EQ(Do({"LOCK.TOUCH", "job", "alice", "PX", "500000"}), Reply::Int(1));
+  EXPECT_GT(Do({"PTTL", "job"}).integer, 60000);
+  EXPECT_EQ(Do({"PERSIST", "job"}), Reply::Int(1));
+  EXPECT_GT(Do({"PTTL", "job"}).integer, 60000) << "set back all the same";
+  EXPECT_EQ(Do({"LOCK.RELEASE", "job", "alice"}), Reply::Int(1));
+  EXPECT_TRUE(Do({"LOCK.HELP"}).IsArray());
+}
+
+TEST_F(FullMemoryTest, PlainLocks) {
+  Do({"SET", "job", "alice"});
+  Fill();
+  EXPECT_TRUE(Do({"LOCK.ACQUIRE", "job", "alice", "PX", "1000"}).IsError("OOM"));
+  EXPECT_EQ(Do({"LOCK.TOUCH", "job", "alice", "PX", "60000"}), Reply::Int(1));
+  EXPECT_EQ(Do({"LOCK.RELEASE", "job", "alice"}), Reply::Int(1));
+}
+
+TEST_F(FullMemoryTest, Scripts) {
+  MustAcquire(client_, "job", "alice");
+  Fill();
+  const auto eval = [this](const std::string& call) {
+    return Do({"EVAL", "return redis.call(" + call + ")", "1", "job"});
+  };
+  EXPECT_TRUE(eval("'LOCK.ACQUIRE', KEYS[1], 'alice', 'PX', 60000").IsError("OOM"));
+  EXPECT_EQ(eval("'LOCK.TOUCH', KEYS[1], 'alice', 'PX', 60000"), Reply::Int(1));
+  EXPECT_EQ(eval("'LOCK.RELEASE', KEYS[1], 'alice'"), Reply::Int(1));
+}
+
+}  // namespace
+}  // namespace turnstile::testing

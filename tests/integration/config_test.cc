@@ -1,0 +1,264 @@
+// Loading the module, its settings, INFO, and the memory that locks take.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "support/eventually.h"
+#include "support/lock_test.h"
+#include "support/server.h"
+#include "support/source_files.h"
+
+namespace turnstile::testing {
+namespace {
+
+class ConfigTest : public SharedServerTest<ConfigTest> {
+ protected:
+  Reply Do(const Command& command) { return client_.Do(command); }
+
+  void Set(const std::string& name, int64_t value) {
+    EXPECT_EQ(client_.Do("CONFIG", "SET", name, value), Reply::Ok());
+  }
+  ~ConfigTest() override { Set("turnstile.max-lease-ms", 86400000); }
+};
+
+std::vector<std::string> LinesWith(const std::string& text, std::string_view part) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) {
+    if (line.find(part) != std::string::npos) lines.push_back(line);
+  }
+  return lines;
+}
+
+// A number in the server's INFO.
+int64_t InfoNumber(Client& client, const std::string& section, const std::string& field) {
+  const std::string info = client.Do("INFO", section).text;
+  std::smatch match;
+  if (std::regex_search(info, match, std::regex("\\n" + field + ":(-?\\d+)\r\n"))) {
+    return std::stoll(match[1]);
+  }
+  ADD_FAILURE() << "no " << field << " in: " << info;
+  return 0;
+}
+
+// What the server says of the module in MODULE LIST.
+Reply ModuleEntry(Client& client) {
+  const Reply modules = client.Do("MODULE", "LIST");
+  EXPECT_EQ(modules.elements.size(), 1U) << modules;
+  return modules.elements.empty() ? Reply::Nil() : modules.elements[0];
+}
+
+// The version of the project, as CMakeLists.txt has it.
+struct Version {
+  std::string text;
+  int64_t number = 0;  // as modules tell it: major, minor and patch, two digits each
+};
+
+Version ProjectVersion() {
+  const std::regex version(R"(\s*VERSION ((\d+)\.(\d+)\.(\d+))\b.*)");
+  for (const std::string& line : ReadSource("CMakeLists.txt")) {
+    std::smatch match;
+    if (!std::regex_match(line, match, version)) continue;
+    return {match[1],
+            std::stoll(match[2]) * 10000 + std::stoll(match[3]) * 100 + std::stoll(match[4])};
+  }
+  ADD_FAILURE() << "no VERSION in CMakeLists.txt";
+  return {};
+}
+
+// --- Settings ---------------------------------------------------------------------------------
+
+TEST_F(ConfigTest, TheLongestLeaseTakesEffectAtOnce) {
+  MustAcquire(client_, "job", "alice", 86400000);
+  Set("turnstile.max-lease-ms", 5999);
+  for (const char* name : {"LOCK.ACQUIRE", "LOCK.TOUCH"}) {
+    EXPECT_TRUE(Do({name, "job", "alice", "PX", "6000"})
+                    .IsError("ERR PX must be a whole number from 1 to 5999 in plain digits"));
+    EXPECT_TRUE(Do({name, "job", "alice", "EX", "6"})
+                    .IsError("ERR EX must be a whole number from 1 to 5 in plain digits"));
+  }
+  EXPECT_GT(Do({"PTTL", "job"}).integer, 5999) << "what was granted stays granted";
+  EXPECT_EQ(Do({"LOCK.TOUCH", "job", "alice", "PX", "5999"}), Reply::Int(1));
+  EXPECT_EQ(Do({"LOCK.TOUCH", "job", "alice", "EX", "5"}), Reply::Int(1));
+
+  // The longest of all: ten years.
+  Set("turnstile.max-lease-ms", 315360000000);
+  EXPECT_EQ(Do({"LOCK.TOUCH", "job", "alice", "PX", "315360000000"}), Reply::Int(1));
+  EXPECT_GT(Do({"PTTL", "job"}).integer, 315359000000);
+  EXPECT_EQ(Do({"LOCK.TOUCH", "job", "alice", "EX", "315360000"}), Reply::Int(1));
+  EXPECT_GT(HolderField(Do({"LOCK.INFO", "job"}), "lease-left-ms").integer, 315359000000);
+  EXPECT_TRUE(Do({"LOCK.TOUCH", "job", "alice", "PX", "315360000001"}).IsError("ERR PX must be"));
+}
+
+TEST_F(ConfigTest, WrongValuesAreRefused) {
+  for (const char* name : {"turnstile.max-lease-ms", "turnstile.token-margin-ms"}) {
+    const Reply before = Do({"CONFIG", "GET", name});
+    for (const char* value :
+         {"", "-1", "ten", "1e6", "0x1000", "9223372036854775808", "999999999999999"}) {
+      EXPECT_TRUE(Do({"CONFIG", "SET", name, value}).IsError("ERR CONFIG SET failed")) << value;
+    }
+    EXPECT_EQ(Do({"CONFIG", "GET", name}), before);
+  }
+  // One wrong setting leaves the others alone.
+  EXPECT_TRUE(
+      Do({"CONFIG", "SET", "turnstile.max-lease-ms", "5000", "turnstile.token-margin-ms", "600001"})
+          .IsError("ERR CONFIG SET failed"));
+  const std::string name = "turnstile.max-lease-ms";
+  EXPECT_EQ(Do({"CONFIG", "GET", name}).Field(name), Reply::Str("86400000"));
+  EXPECT_TRUE(Do({"CONFIG", "SET", "turnstile.nonsense", "1"}).IsError("ERR Unknown option"));
+}
+
+TEST(LoadTest, SettingsOnTheCommandLine) {
+  Server server({.args = {"--turnstile.max-lease-ms", "5000", "--turnstile.token-margin-ms", "0"}});
+  Client client = server.Connect();
+  const Reply settings = client.Do("CONFIG", "GET", "turnstile.*");
+  EXPECT_EQ(settings.Field("turnstile.max-lease-ms"), Reply::Str("5000"));
+  EXPECT_EQ(settings.Field("turnstile.token-margin-ms"), Reply::Str("0"));
+  EXPECT_TRUE(client.Do("LOCK.ACQUIRE", "job", "alice", "PX", 5001).IsError("ERR PX must be"));
+  MustAcquire(client, "job", "alice", 5000);
+  // Without a margin tokens start at the wall clock.
+  EXPECT_LE(InfoNumber(client, "turnstile", "turnstile_clock_lead_ms"), 0);
+}
+
+TEST(LoadTest, AWrongSettingKeepsTheServerFromStarting) {
+  for (const auto& [name, value] :
+       {std::pair("max-lease-ms", "999"), std::pair("max-lease-ms", "315360000001"),
+        std::pair("max-lease-ms", "soon"), std::pair("token-margin-ms", "600001"),
+        std::pair("token-margin-ms", "-1")}) {
+    Server server({.args = {std::string("--turnstile.") + name, value}, .must_start = false});
+    SCOPED_TRACE(server.Log());
+    EXPECT_FALSE(server.running());
+    EXPECT_EQ(server.exit_code(), 1);
+    // The name of the setting, from the server; and whose it is, from us.
+    EXPECT_FALSE(LinesWith(server.Log(), name).empty());
+    EXPECT_FALSE(
+        LinesWith(server.Log(), "cannot be loaded: a turnstile.* setting is wrong").empty());
+  }
+}
+
+TEST(LoadTest, AnUnknownSettingKeepsTheServerFromStarting) {
+  Server server({.args = {"--turnstile.nonsense", "1"}, .must_start = false});
+  EXPECT_FALSE(server.running());
+  EXPECT_EQ(server.exit_code(), 1);
+}
+
+// --- Loading ----------------------------------------------------------------------------------
+
+TEST_F(ConfigTest, OneLineInTheLogAndTheVersion) {
+  const Version version = ProjectVersion();
+  const std::vector<std::string> lines = LinesWith(server().Log(), "<turnstile>");
+  ASSERT_EQ(lines.size(), 1U) << server().Log();
+  std::smatch engine;
+  const std::string info = Do({"INFO", "server"}).text;
+  ASSERT_TRUE(std::regex_search(info, engine, std::regex("redis_version:([0-9.]+)")));
+  const std::string expected = "turnstile " + version.text + " on Redis " + engine.str(1);
+  EXPECT_TRUE(lines[0].ends_with(expected)) << lines[0] << "\ninstead of " << expected;
+
+  const Reply entry = ModuleEntry(client_);
+  EXPECT_EQ(entry.Field("name"), Reply::Str("turnstile"));
+  EXPECT_EQ(entry.Field("ver"), Reply::Int(version.number));
+}
+
+TEST_F(ConfigTest, ItCannotBeUnloaded) {
+  MustAcquire(client_, "job", "alice");
+  EXPECT_TRUE(Do({"MODULE", "UNLOAD", "turnstile"}).IsError("ERR Error unloading module"));
+  EXPECT_EQ(Do({"LOCK.RELEASE", "job", "alice"}), Reply::Int(1));
+}
+
+TEST(LoadTest, ModuleArgumentsAreRefused) {
+  Server server({.module_args = {"max-lease-ms", "5000"}, .must_start = false});
+  EXPECT_FALSE(server.running());
+  EXPECT_EQ(server.exit_code(), 1);
+  EXPECT_EQ(LinesWith(server.Log(),
+                      "cannot be loaded: it takes no module arguments; "
+                      "set turnstile.* in the configuration")
+                .size(),
+            1U)
+      << server.Log();
+}
+
+TEST_F(ConfigTest, LoadedIntoARunningServer) {
+  const std::string path = ModuleEntry(client_).Field("path").text;
+  // Each load that is refused loses what the C++ runtime inside the module keeps for itself.
+  Server other({.load_module = false, .environment = {"ASAN_OPTIONS=detect_leaks=0"}});
+  Client client = other.Connect();
+  EXPECT_TRUE(client.Do("LOCK.HELP").IsError("ERR unknown command"));
+  EXPECT_TRUE(client.Do("MODULE", "LOAD", path, "argument").IsError("ERR Error loading"));
+  EXPECT_TRUE(client.Do("MODULE", "LOADEX", path, "CONFIG", "turnstile.max-lease-ms", 5)
+                  .IsError("ERR Error loading"));
+  EXPECT_TRUE(client.Do("LOCK.HELP").IsError("ERR unknown command")) << "nothing is left of it";
+  EXPECT_EQ(client.Do("MODULE", "LOADEX", path, "CONFIG", "turnstile.max-lease-ms", 5000),
+            Reply::Ok());
+  EXPECT_TRUE(client.Do("LOCK.ACQUIRE", "job", "alice", "PX", 5001).IsError("ERR PX must be"));
+  MustAcquire(client, "job", "alice", 5000);
+  EXPECT_TRUE(client.Do("MODULE", "LOAD", path).IsError("ERR Error loading")) << "a second time";
+  EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "alice"), Reply::Int(1));
+}
+
+// --- INFO -------------------------------------------------------------------------------------
+
+TEST_F(ConfigTest, InfoTurnstile) {
+  const int64_t token = MustAcquire(client_, "job", "alice");
+  EXPECT_EQ(InfoNumber(client_, "turnstile", "turnstile_last_token"), token);
+  // How far the last token leads the clock; both ends rounded.
+  const int64_t before = ServerNow(client_);
+  const int64_t lead = InfoNumber(client_, "turnstile", "turnstile_clock_lead_ms");
+  const int64_t after = ServerNow(client_);
+  EXPECT_LE(lead, token / 1000 - before + 1);
+  EXPECT_GE(lead, token / 1000 - after - 1);
+
+  EXPECT_EQ(LinesWith(Do({"INFO"}).text, "turnstile_").size(), 0U) << "not in the short INFO";
+  EXPECT_FALSE(LinesWith(Do({"INFO", "everything"}).text, "turnstile_last_token:").empty());
+}
+
+// --- Memory -----------------------------------------------------------------------------------
+
+TEST_F(ConfigTest, LocksAreSmallAndCounted) {
+  MustAcquire(client_, "job", "a");
+  const int64_t small = Do({"MEMORY", "USAGE", "job"}).integer;
+  EXPECT_GT(small, 32) << "three numbers and an owner";
+  EXPECT_LE(small, 200);
+  MustAcquire(client_, "log", std::string(256, 'a'));
+  const int64_t large = Do({"MEMORY", "USAGE", "log"}).integer;
+  EXPECT_GE(large, small + 200);
+  EXPECT_LE(large, small + 400);
+}
+
+TEST_F(ConfigTest, MemoryComesBack) {
+  const std::string owner(250, 'o');
+  const auto used = [this] { return InfoNumber(client_, "memory", "used_memory"); };
+  const auto each = [](const auto& action) {
+    for (int i = 0; i < 1000; i++) action("lock:" + std::to_string(i));
+  };
+  // Each way in which a lock comes to its end.
+  const std::vector<Command> ends = {
+      {"LOCK.RELEASE", "", owner}, {"DEL", ""}, {"SET", "", "x", "PX", "1"}};
+  const auto before = used();
+  for (const Command& end : ends) {
+    SCOPED_TRACE(end[0]);
+    each([&](const std::string& key) { MustAcquire(client_, key, owner); });
+    const auto full = used();
+    EXPECT_GT(full - before, 1000 * 250) << "what we allocate is the server's";
+    each([&](const std::string& key) { MustAcquire(client_, key, owner, 90000); });
+    EXPECT_LT(used() - full, 20000) << "asking again takes nothing more";
+    each([&](const std::string& key) {
+      Command command = end;
+      command[1] = key;
+      Do(command);
+    });
+    EXPECT_TRUE(Eventually([&] {
+      return Do({"DBSIZE"}) == Reply::Int(0) && used() - before < (full - before) / 5;
+    })) << used() - before
+        << " of " << full - before;
+  }
+}
+
+}  // namespace
+}  // namespace turnstile::testing

@@ -1,0 +1,397 @@
+// What is written about the commands is what they do: in the server (LOCK.HELP, COMMAND DOCS), in
+// docs/commands.md, in the README and above the handlers.
+
+#include <gtest/gtest.h>
+#include <stdio.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "support/lock_test.h"
+#include "support/source_files.h"
+
+namespace turnstile::testing {
+namespace {
+
+using Lines = std::vector<std::string>;
+using Row = std::vector<std::string>;  // the cells of a line of a table in Markdown
+
+std::string Trim(const std::string& text) {
+  const size_t begin = text.find_first_not_of(" `");
+  return begin == std::string::npos ? ""
+                                    : text.substr(begin, text.find_last_not_of(" `") - begin + 1);
+}
+
+std::vector<std::string> Split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, separator);) parts.push_back(Trim(part));
+  return parts;
+}
+
+// The rows of the table whose first heading is `heading`.
+std::vector<Row> ReadTable(const std::string& path, const std::string& heading) {
+  std::vector<Row> rows;
+  bool inside = false;
+  for (const std::string& line : ReadSource(path)) {
+    if (line.starts_with("| " + heading + " |")) {
+      inside = true;
+    } else if (inside && !line.starts_with("|")) {
+      break;
+    } else if (inside && !line.starts_with("|---")) {
+      rows.push_back(Split(line.substr(1), '|'));
+    }
+  }
+  EXPECT_FALSE(rows.empty()) << "no table of " << heading << " in " << path;
+  return rows;
+}
+
+class DocsTest : public SharedServerTest<DocsTest> {
+ protected:
+  Reply Do(const Command& command) { return client_.Do(command); }
+
+  // LOCK.HELP without what each command does.
+  Lines HelpGrammar() {
+    Lines lines = Do({"LOCK.HELP"}).Texts();
+    EXPECT_FALSE(lines.empty());
+    std::erase_if(lines, [](const std::string& line) { return line.starts_with(" "); });
+    return lines;
+  }
+
+  // The names in LOCK.HELP, in its order.
+  Lines CommandNames() {
+    Lines names = HelpGrammar();
+    for (std::string& name : names) name.resize(std::min(name.find(' '), name.size()));
+    return names;
+  }
+
+  Reply Docs(const std::string& name) { return Do({"COMMAND", "DOCS", name}).Field(name); }
+
+  // What COMMAND INFO says: name, arity, flags, first, last, step, categories, tips, key specs.
+  std::vector<Reply> Info(const std::string& name) {
+    const Reply reply = Do({"COMMAND", "INFO", name});
+    if (reply.elements.size() != 1 || reply.elements[0].elements.size() < 9) {
+      ADD_FAILURE() << name << ": " << reply;
+      return std::vector<Reply>(9);
+    }
+    return reply.elements[0].elements;
+  }
+};
+
+// --- Grammar ----------------------------------------------------------------------------------
+
+// Arguments as COMMAND DOCS describes them, in the notation of the Redis documentation.
+std::string Render(const Reply& arguments, const std::string& between) {
+  std::string text;
+  for (const Reply& argument : arguments.elements) {
+    std::string one = argument.Field("token").text + " ";
+    if (argument.Field("token").IsError("NOFIELD")) one.clear();
+    const Reply inner = argument.Field("arguments");
+    one += inner.IsArray() ? "<" + Render(inner, " | ") + ">" : argument.Field("name").text;
+    const Lines flags = argument.Field("flags").Texts();
+    const bool optional = std::count(flags.begin(), flags.end(), "optional") != 0;
+    if (!text.empty()) text += between;
+    text += optional ? "[" + one + "]" : one;
+  }
+  return text;
+}
+
+TEST_F(DocsTest, HelpListsEveryCommandOfACaller) {
+  EXPECT_EQ(CommandNames(), (Lines{"LOCK.ACQUIRE", "LOCK.RELEASE", "LOCK.TOUCH", "LOCK.FENCE",
+                                   "LOCK.INFO", "LOCK.HELP"}));
+  Lines registered = Do({"COMMAND", "LIST", "FILTERBY", "MODULE", "turnstile"}).Texts();
+  Lines expected = CommandNames();
+  expected.push_back("LOCK.FACT");
+  std::sort(registered.begin(), registered.end());
+  std::sort(expected.begin(), expected.end());
+  EXPECT_EQ(registered, expected) << "the internal command is not for callers";
+}
+
+TEST_F(DocsTest, CommandDocsAgreeWithHelp) {
+  const Lines help = Do({"LOCK.HELP"}).Texts();
+  Lines rendered;
+  for (const std::string& name : CommandNames()) {
+    const Reply docs = Docs(name);
+    rendered.push_back(name);
+    const std::string arguments = Render(docs.Field("arguments"), " ");
+    if (!arguments.empty()) rendered.back() += " " + arguments;
+    rendered.push_back("    " + docs.Field("summary").text);
+  }
+  EXPECT_EQ(rendered, help);
+}
+
+TEST_F(DocsTest, CommandDocsAreComplete) {
+  for (const std::string& name : CommandNames()) {
+    const Reply docs = Docs(name);
+    EXPECT_GT(docs.Field("summary").text.size(), 10U) << docs;
+    EXPECT_EQ(docs.Field("since"), Reply::Str("0.1.0"));
+    EXPECT_EQ(docs.Field("complexity"), Reply::Str("O(1)"));
+    EXPECT_EQ(docs.Field("group"), Reply::Str("module"));
+    EXPECT_EQ(docs.Field("module"), Reply::Str("turnstile"));
+  }
+}
+
+// Each section of docs/commands.md begins with its command's grammar.
+TEST_F(DocsTest, TheReferenceAgreesWithHelp) {
+  Lines grammar;
+  bool wanted = false;
+  for (const std::string& line : ReadSource("docs/commands.md")) {
+    if (line.starts_with("## ")) wanted = line.starts_with("## LOCK.");
+    if (wanted && line.starts_with("    ")) {
+      grammar.push_back(line.substr(4));
+      wanted = false;
+    }
+  }
+  EXPECT_EQ(grammar, HelpGrammar());
+}
+
+TEST_F(DocsTest, TheReferenceHasASectionForEachCommand) {
+  Lines headings;
+  for (const std::string& line : ReadSource("docs/commands.md")) {
+    if (line.starts_with("## LOCK.")) headings.push_back(line.substr(3));
+  }
+  EXPECT_EQ(headings, CommandNames());
+}
+
+// The comment above each handler is its command's grammar.
+TEST_F(DocsTest, TheHandlersAgreeWithHelp) {
+  const std::regex handler(R"(int Handle(\w+)\(.*)");
+  Lines grammar;
+  std::string previous;
+  for (const std::string& line : ReadSource("module/redis/handlers.cc")) {
+    std::smatch match;
+    if (std::regex_match(line, match, handler) && match[1] != "Fact") {
+      EXPECT_TRUE(previous.starts_with("// LOCK.")) << line << " below: " << previous;
+      grammar.push_back(previous.substr(std::min<size_t>(3, previous.size())));
+    }
+    previous = line;
+  }
+  EXPECT_EQ(grammar, HelpGrammar());
+}
+
+// --- The table of commands.md: flags, keys, memory, replicas ----------------------------------
+
+struct TableRow {
+  std::string name;
+  std::set<std::string> flags;
+  std::set<std::string> key_access;  // empty: no key
+  std::string when_full;
+  std::string on_a_replica;
+};
+
+std::vector<TableRow> CommandTable() {
+  std::vector<TableRow> table;
+  for (const Row& row : ReadTable("docs/commands.md", "command")) {
+    EXPECT_EQ(row.size(), 5U);
+    if (row.size() != 5) continue;
+    const std::vector<std::string> flags = Split(row[1], ',');
+    const std::vector<std::string> access = Split(row[2], ',');
+    table.push_back(
+        {row[0], std::set(flags.begin(), flags.end()),
+         row[2] == "no key" ? std::set<std::string>() : std::set(access.begin(), access.end()),
+         row[3], row[4]});
+  }
+  return table;
+}
+
+// A correct request for any of the commands.
+Command RequestOf(const std::string& name) {
+  if (name == "LOCK.HELP") return {name};
+  if (name == "LOCK.ACQUIRE" || name == "LOCK.TOUCH") return {name, "job", "alice", "PX", "60000"};
+  if (name == "LOCK.RELEASE") return {name, "job", "alice"};
+  return {name, "job"};
+}
+
+TEST_F(DocsTest, TheTableHasEveryCommand) {
+  Lines names;
+  for (const TableRow& row : CommandTable()) names.push_back(row.name);
+  EXPECT_EQ(names, CommandNames());
+}
+
+TEST_F(DocsTest, TheTableHasTheFlagsAndKeys) {
+  for (const TableRow& row : CommandTable()) {
+    SCOPED_TRACE(row.name);
+    const std::vector<Reply> info = Info(row.name);
+    const Lines flags = info[2].Texts();
+    std::set<std::string> expected = row.flags;
+    expected.insert("module");
+    EXPECT_EQ(std::set(flags.begin(), flags.end()), expected);
+
+    const std::vector<Reply>& specs = info[8].elements;
+    EXPECT_EQ(specs.size(), row.key_access.empty() ? 0U : 1U);
+    for (const Reply& spec : specs) {
+      const Lines access = spec.Field("flags").Texts();
+      EXPECT_EQ(std::set(access.begin(), access.end()), row.key_access);
+    }
+    const int64_t position = row.key_access.empty() ? 0 : 1;
+    EXPECT_EQ(info[3], Reply::Int(position));
+    EXPECT_EQ(info[4], Reply::Int(position));
+
+    if (row.key_access.empty()) continue;
+    Command getkeys = RequestOf(row.name);
+    getkeys.insert(getkeys.begin(), {"COMMAND", "GETKEYS"});
+    EXPECT_EQ(Do(getkeys), Reply::Array({Reply::Str("job")}));
+    getkeys[1] = "GETKEYSANDFLAGS";
+    const Reply keys = Do(getkeys);
+    ASSERT_EQ(keys.elements.size(), 1U) << keys;
+    const Lines access = keys.elements[0].elements[1].Texts();
+    EXPECT_EQ(std::set(access.begin(), access.end()), row.key_access);
+  }
+}
+
+// "works", or the error that is named.
+void ExpectOutcome(const Reply& reply, const std::string& outcome) {
+  if (outcome == "works") {
+    EXPECT_FALSE(reply.IsError()) << reply;
+  } else {
+    ASSERT_TRUE(outcome.starts_with("-")) << outcome;
+    EXPECT_TRUE(reply.IsError(outcome.substr(1) + " ")) << reply;
+  }
+}
+
+TEST_F(DocsTest, TheTableTellsWhatWorksWhenMemoryIsFull) {
+  EXPECT_EQ(Do({"CONFIG", "SET", "maxmemory", "1"}), Reply::Ok());
+  for (const TableRow& row : CommandTable()) {
+    SCOPED_TRACE(row.name);
+    ExpectOutcome(Do(RequestOf(row.name)), row.when_full);
+  }
+  EXPECT_EQ(Do({"CONFIG", "SET", "maxmemory", "0"}), Reply::Ok());
+}
+
+TEST_F(DocsTest, TheTableTellsWhatWorksOnAReplica) {
+  // Its primary need not be there.
+  EXPECT_EQ(Do({"REPLICAOF", "127.0.0.1", "1"}), Reply::Ok());
+  for (const char* read_only : {"yes", "no"}) {
+    EXPECT_EQ(Do({"CONFIG", "SET", "replica-read-only", read_only}), Reply::Ok());
+    for (const TableRow& row : CommandTable()) {
+      SCOPED_TRACE(row.name + ", replica-read-only " + read_only);
+      ExpectOutcome(Do(RequestOf(row.name)), row.on_a_replica);
+    }
+  }
+  // LOCK.HELP is flagged as working also where data may be out of date, and nothing else is.
+  EXPECT_EQ(Do({"CONFIG", "SET", "replica-serve-stale-data", "no"}), Reply::Ok());
+  for (const TableRow& row : CommandTable()) {
+    SCOPED_TRACE(row.name);
+    ExpectOutcome(Do(RequestOf(row.name)), row.flags.contains("stale") ? "works" : "-MASTERDOWN");
+  }
+  EXPECT_EQ(Do({"CONFIG", "SET", "replica-serve-stale-data", "yes", "replica-read-only", "yes"}),
+            Reply::Ok());
+  EXPECT_EQ(Do({"REPLICAOF", "NO", "ONE"}), Reply::Ok());
+}
+
+// --- README and examples ----------------------------------------------------------------------
+
+// Replaces each token of 16 digits by the one that stands for it here.
+std::string Translate(const std::string& text, const std::map<std::string, std::string>& tokens) {
+  std::string result = text;
+  for (const auto& [written, live] : tokens) {
+    for (size_t at = 0; (at = result.find(written, at)) != std::string::npos; at += live.size()) {
+      result.replace(at, written.size(), live);
+    }
+  }
+  return result;
+}
+
+// The session in the README: what is typed at the prompt, and the lines printed below it.
+struct Exchange {
+  std::string request;
+  std::string reply;
+};
+
+std::vector<Exchange> ReadSession() {
+  const std::string prompt = "127.0.0.1:6379> ";
+  std::vector<Exchange> session;
+  bool inside = false;
+  for (const std::string& line : ReadSource("README.md")) {
+    if (line.starts_with(prompt)) {
+      session.push_back({line.substr(prompt.size()), ""});
+      inside = true;
+    } else if (line.starts_with("```")) {
+      inside = false;
+    } else if (inside) {
+      session.back().reply += (session.back().reply.empty() ? "" : "\n") + line;
+    }
+  }
+  return session;
+}
+
+TEST_F(DocsTest, TheReadmesSession) {
+  const std::regex token(R"(\(integer\) (\d{16}))");
+  std::map<std::string, std::string> tokens;  // as written -> as issued here
+  const std::vector<Exchange> session = ReadSession();
+  EXPECT_EQ(session.size(), 10U);
+  for (const Exchange& exchange : session) {
+    const std::string request = Translate(exchange.request, tokens);
+    const std::string reply = Do(Split(request, ' ')).ToString();
+    std::smatch written;
+    std::smatch issued;
+    if (std::regex_match(exchange.reply, written, token) &&
+        std::regex_match(reply, issued, token)) {
+      tokens.emplace(written[1], issued[1]);  // the first time it is seen
+    }
+    EXPECT_EQ(reply, Translate(exchange.reply, tokens)) << request;
+  }
+  ASSERT_EQ(tokens.size(), 2U);
+  EXPECT_LT(tokens.begin()->second, tokens.rbegin()->second) << "they rise as they are written";
+}
+
+TEST_F(DocsTest, TheReadmesCommandsAgreeWithHelp) {
+  std::set<std::string> named;
+  const std::regex name(R"(LOCK\.[A-Z]+)");
+  for (const std::string& line : ReadSource("README.md")) {
+    for (std::sregex_iterator at(line.begin(), line.end(), name); at != std::sregex_iterator();
+         ++at) {
+      named.insert(at->str());
+    }
+  }
+  const Lines names = CommandNames();
+  EXPECT_EQ(named, std::set(names.begin(), names.end()));
+}
+
+TEST_F(DocsTest, TheReadmesSettings) {
+  const std::vector<Row> rows = ReadTable("README.md", "setting");
+  const Reply settings = Do({"CONFIG", "GET", "turnstile.*"});
+  EXPECT_EQ(settings.elements.size(), 2 * rows.size()) << settings;
+  for (const Row& row : rows) {
+    ASSERT_GE(row.size(), 3U);
+    const std::string& name = row[0];
+    SCOPED_TRACE(name);
+    EXPECT_EQ(settings.Field(name), Reply::Str(row[1])) << "default";
+    std::smatch range;
+    ASSERT_TRUE(std::regex_match(row[2], range, std::regex(R"((\d+) to (\d+))"))) << row[2];
+    const int64_t least = std::stoll(range[1]);
+    const int64_t most = std::stoll(range[2]);
+    for (const int64_t inside : {least, most}) {
+      EXPECT_EQ(client_.Do("CONFIG", "SET", name, inside), Reply::Ok());
+      EXPECT_EQ(Do({"CONFIG", "GET", name}).Field(name), Reply::Str(std::to_string(inside)));
+    }
+    for (const int64_t outside : {least - 1, most + 1}) {
+      EXPECT_TRUE(client_.Do("CONFIG", "SET", name, outside).IsError("ERR CONFIG SET failed"));
+      EXPECT_EQ(Do({"CONFIG", "GET", name}).Field(name), Reply::Str(std::to_string(most)));
+    }
+    EXPECT_EQ(Do({"CONFIG", "SET", name, row[1]}), Reply::Ok());
+  }
+}
+
+TEST_F(DocsTest, TheRedisCliExampleRuns) {
+  const std::string script = SourcePath("client-examples/redis-cli/table-12.sh");
+  FILE* pipe =
+      popen(("sh '" + script + "' -p " + std::to_string(server().port()) + " 2>&1").c_str(), "r");
+  ASSERT_NE(pipe, nullptr);
+  std::string output;
+  for (int c = fgetc(pipe); c != EOF; c = fgetc(pipe)) output += static_cast<char>(c);
+  const int status = pclose(pipe);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << output;
+  EXPECT_TRUE(output.ends_with("Everybody got the right answer.\n")) << output;
+  EXPECT_EQ(Do({"DBSIZE"}), Reply::Int(0)) << "it tidies up";
+}
+
+}  // namespace
+}  // namespace turnstile::testing

@@ -1,0 +1,393 @@
+// A restart, a reload or a move to another server leaves a lock exactly as it was: the same owner,
+// the same token, the same end of its lease. What is written to the AOF while a server runs is in
+// replication_test.cc: it is what replicas are told.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <fstream>
+#include <map>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/aof.h"
+#include "support/client.h"
+#include "support/eventually.h"
+#include "support/lock_test.h"
+#include "support/reply.h"
+#include "support/resp3.h"
+#include "support/server.h"
+
+namespace turnstile::testing {
+namespace {
+
+// Everything that is kept of a lock, and nothing that moves with time. (The digest covers all that
+// is stored in the value, also when the lock was granted.)
+Reply Kept(Client& client, const std::string& key) {
+  const Reply info = client.Do("LOCK.INFO", key);
+  const std::vector<Reply> holders = info.Field("holders").elements;
+  const Reply holder = holders.empty() ? Reply::Nil() : holders[0];
+  return Reply::Array({info.Field("mode"), holder.Field("owner"), holder.Field("token"),
+                       Reply::Int(EndOf(client, key)), client.Do("DEBUG", "DIGEST-VALUE", key)});
+}
+
+// The wall clock in milliseconds, for when there is no server to ask.
+int64_t Now() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<Milliseconds>(now).count();
+}
+
+std::vector<std::string> Aof(const char* preamble) {
+  return {"--appendonly", "yes", "--appendfsync", "always", "--aof-use-rdb-preamble", preamble};
+}
+
+void RewriteAof(Server& server) {
+  Client client = server.Connect();
+  EXPECT_FALSE(client.Do("BGREWRITEAOF").IsError());
+  EXPECT_TRUE(Eventually([&] {
+    const std::string info = client.Do("INFO", "persistence").text;
+    return info.find("aof_rewrite_in_progress:0") != std::string::npos &&
+           info.find("aof_rewrite_scheduled:0") != std::string::npos;
+  })) << server.Log();
+}
+
+void Crash(Server& server) {
+  server.Kill9();
+  server.Restart();
+}
+
+// What the locks have to survive.
+struct Ordeal {
+  const char* name;
+  std::vector<std::string> args;
+  void (*go_through)(Server& server);
+};
+
+void PrintTo(const Ordeal& ordeal, std::ostream* out) { *out << ordeal.name; }
+
+std::vector<Ordeal> Ordeals() {
+  const auto save = [](Server& server) {
+    EXPECT_EQ(server.Connect().Do("SAVE"), Reply::Ok());
+    Crash(server);
+  };
+  const auto shut_down = [](Server& server) {
+    server.Connect().Do("SHUTDOWN", "SAVE");
+    EXPECT_EQ(server.WaitForExit(), 0);
+    server.Restart();
+  };
+  const auto rewrite = [](Server& server) {
+    RewriteAof(server);
+    Crash(server);
+  };
+  const auto twice = [](Server& server) {
+    Crash(server);
+    RewriteAof(server);
+    Crash(server);
+  };
+  const auto reload = [](Server& server) {
+    EXPECT_EQ(server.Connect().Do("DEBUG", "RELOAD"), Reply::Ok());
+  };
+  const auto load_aof = [](Server& server) {
+    EXPECT_EQ(server.Connect().Do("DEBUG", "LOADAOF"), Reply::Ok());
+  };
+  return {
+      {"SaveAndKill", {}, save},
+      {"ShutdownSave", {}, shut_down},
+      {"DebugReload", {}, reload},
+      {"Aof", Aof("no"), Crash},
+      {"AofRewritten", Aof("no"), rewrite},
+      {"AofAgainAndAgain", Aof("no"), twice},
+      {"AofWithPreamble", Aof("yes"), Crash},
+      {"AofWithPreambleRewritten", Aof("yes"), rewrite},
+      {"AofWithPreambleAgainAndAgain", Aof("yes"), twice},
+      {"DebugLoadAof", Aof("no"), load_aof},
+      {"DebugLoadAofWithPreamble", Aof("yes"), load_aof},
+      {"DebugReloadWithAof", Aof("yes"), reload},
+  };
+}
+
+class SurvivalTest : public ::testing::TestWithParam<Ordeal> {};
+
+TEST_P(SurvivalTest, EveryHoldIsAsItWas) {
+  Server server({.args = GetParam().args});
+  Client client = server.Connect();
+  std::string bytes(256, '\0');  // the longest owner, of every byte there is
+  std::iota(bytes.begin(), bytes.end(), '\0');
+  const Commands story = {
+      {"LOCK.ACQUIRE", "fresh", "me", "PX", "60000"},
+      {"LOCK.ACQUIRE", "again", "me", "PX", "60000"},
+      {"LOCK.ACQUIRE", "again", "me", "EX", "50"},
+      {"LOCK.ACQUIRE", "touched", "me", "EX", "60"},
+      {"LOCK.TOUCH", "touched", "me", "PX", "70000"},
+      {"LOCK.ACQUIRE", bytes, bytes, "PX", "60000"},
+      {"LOCK.ACQUIRE", "set back", "me", "PX", "60000"},
+      {"PERSIST", "set back"},
+      {"LOCK.ACQUIRE", "old name", "me", "PX", "60000"},
+      {"RENAME", "old name", "new name"},
+      {"SET", "plain", "me", "PX", "60000"},
+      {"SET", "converted", "me"},
+      {"LOCK.ACQUIRE", "converted", "me", "PX", "60000"},
+      {"LOCK.ACQUIRE", "released", "me", "PX", "60000"},
+      {"LOCK.RELEASE", "released", "me"},
+      {"SELECT", "3"},
+      {"LOCK.ACQUIRE", "elsewhere", "me", "PX", "60000"},
+      {"SELECT", "0"},
+  };
+  for (const Command& command : story) EXPECT_FALSE(client.Do(command).IsError()) << command[0];
+  const std::vector<std::string> keys = {"fresh",    "again", "touched",   "set back",
+                                         "new name", "plain", "converted", bytes};
+  std::map<std::string, Reply> before;
+  for (const std::string& key : keys) before[key] = Kept(client, key);
+  const Reply size = client.Do("DBSIZE");
+  EXPECT_EQ(size, Reply::Int(static_cast<int64_t>(before.size())));
+  const Reply digest = client.Do("DEBUG", "DIGEST");
+  client.Do("SELECT", 3);
+  const Reply elsewhere = Kept(client, "elsewhere");
+
+  GetParam().go_through(server);
+
+  client = server.Connect();
+  EXPECT_EQ(client.Do("DEBUG", "DIGEST"), digest) << "all databases";
+  EXPECT_EQ(client.Do("DBSIZE"), size);
+  for (const auto& [key, kept] : before) EXPECT_EQ(Kept(client, key), kept) << Quoted(key);
+  client.Do("SELECT", 3);
+  EXPECT_EQ(Kept(client, "elsewhere"), elsewhere);
+
+  // And the locks work.
+  client.Do("SELECT", 0);
+  int64_t last = 0;
+  for (const auto& [key, kept] : before) {
+    const std::string owner = key == bytes ? bytes : "me";
+    const Reply token = kept.elements[2];
+    if (key != "plain") {
+      EXPECT_EQ(client.Do("LOCK.FENCE", key, token.integer), Reply::Int(1)) << Quoted(key);
+      EXPECT_EQ(client.Do("LOCK.ACQUIRE", key, owner, "PX", kMinute), token) << Quoted(key);
+    }
+    EXPECT_EQ(client.Do("LOCK.ACQUIRE", key, "stranger", "PX", 1), Reply::Nil()) << Quoted(key);
+    EXPECT_EQ(client.Do("LOCK.TOUCH", key, owner, "PX", kMinute), Reply::Int(1)) << Quoted(key);
+    EXPECT_EQ(client.Do("LOCK.RELEASE", key, owner), Reply::Int(1)) << Quoted(key);
+    last = std::max(last, token.integer);
+  }
+  EXPECT_GT(MustAcquire(client, "fresh", "stranger"), last);
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, SurvivalTest, ::testing::ValuesIn(Ordeals()),
+                         [](const auto& test) { return test.param.name; });
+
+// The ends of leases are moments, not durations: they go on while the server is down.
+TEST(PersistenceTest, LeaseEndsWhileTheServerIsDown) {
+  const std::vector<std::vector<std::string>> kinds = {{}, Aof("no"), Aof("yes")};
+  for (const auto& args : kinds) {
+    Server server({.args = args});
+    Client client = server.Connect();
+    const int64_t token = MustAcquire(client, "job", "me", 300);
+    const int64_t end = EndOf(client, "job");
+    MustAcquire(client, "lasting", "me");
+    EXPECT_EQ(args.empty() ? client.Do("SAVE") : Reply::Ok(), Reply::Ok());
+    server.Kill9();
+    ASSERT_TRUE(Eventually([end] { return Now() > end; }));
+    ASSERT_TRUE(server.Restart());
+    client = server.Connect();
+    EXPECT_EQ(client.Do("LOCK.INFO", "job"), Reply::Nil());
+    EXPECT_EQ(client.Do("LOCK.FENCE", "job", token), Reply::Int(0));
+    EXPECT_EQ(client.Do("LOCK.TOUCH", "job", "me", "PX", kMinute), Reply::Int(0));
+    EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "me"), Reply::Int(0));
+    EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(1)) << "the one that lasts";
+    EXPECT_GT(MustAcquire(client, "job", "stranger"), token);
+  }
+}
+
+// --- The AOF -----------------------------------------------------------------------------------
+
+// A server that starts on an AOF which this test has written.
+void StartOn(Server& server, const Commands& commands) {
+  server.Stop();
+  std::ofstream file(server.dir() + "/appendonly.aof", std::ios::binary);
+  for (const Command& command : commands) file << EncodeCommand(command);
+  file.close();
+  server.options().args = Aof("no");
+  ASSERT_TRUE(server.Restart());
+}
+
+std::string LastToken(Client& client) {
+  const std::string info = client.Do("INFO", "turnstile").text;
+  const std::string field = "turnstile_last_token:";
+  const size_t start = info.find(field) + field.size();
+  return info.substr(start, info.find('\r', start) - start);
+}
+
+TEST(AofTest, BeginsWithTheFloorOfEachLife) {
+  Server server({.args = Aof("no")});
+  Client client = server.Connect();
+  Commands expected = {{"SELECT", "0"}, {"LOCK.FACT", "FLOOR", LastToken(client)}};
+  EXPECT_EQ(ReadAof(server.dir()), expected);
+  Crash(server);
+  client = server.Connect();
+  expected.insert(expected.end(), {{"SELECT", "0"}, {"LOCK.FACT", "FLOOR", LastToken(client)}});
+  EXPECT_EQ(ReadAof(server.dir()), expected);
+  EXPECT_LT(std::stoll(expected[1][2]), std::stoll(expected[3][2]));
+}
+
+TEST(AofTest, RewrittenHoldsOneFactForEachLock) {
+  Server server({.args = Aof("no")});
+  Client client = server.Connect();
+  const std::string token = std::to_string(MustAcquire(client, "job", "me"));
+  const std::string since = std::to_string(EndOf(client, "job") - kMinute);
+  EXPECT_EQ(client.Do("LOCK.TOUCH", "job", "me", "PX", 70000), Reply::Int(1));
+  const std::string end = std::to_string(EndOf(client, "job"));
+  MustAcquire(client, "gone", "me");
+  EXPECT_EQ(client.Do("LOCK.RELEASE", "gone", "me"), Reply::Int(1));
+  RewriteAof(server);
+  const Command held = {"LOCK.FACT", "HELD", "job", "me", token, since, end};
+  const Commands base = {{"SELECT", "0"}, held, {"PEXPIREAT", "job", end}};
+  Commands aof = ReadAof(server.dir());
+  ASSERT_GE(aof.size(), base.size());
+  EXPECT_EQ(Commands(aof.begin(), aof.begin() + 3), base);
+
+  // What follows the rewrite is appended to it.
+  EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));
+  aof = ReadAof(server.dir());
+  EXPECT_EQ(aof.back(), (Command{"LOCK.RELEASE", "job", "me"}));
+  Crash(server);
+  client = server.Connect();
+  EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(0));
+}
+
+// Old facts about leases that are long over are carried out all the same: who decided them looked
+// at the clock then.
+TEST(AofTest, IsObeyedWithoutLookingAtTheClock) {
+  const Commands written = {
+      {"SELECT", "0"},
+      {"LOCK.FACT", "HELD", "released", "me", "5", "1000", "2000"},
+      {"LOCK.RELEASE", "released", "me"},
+      {"LOCK.FACT", "HELD", "renewed", "me", "6", "1000", "2000"},
+      {"LOCK.FACT", "HELD", "renewed", "me", "6", "1000", "7258118400000"},
+      {"LOCK.FACT", "HELD", "taken over", "me", "7", "1000", "2000"},
+      {"DEL", "taken over"},
+      {"LOCK.FACT", "HELD", "taken over", "you", "8", "3000", "7258118400000"},
+      {"SET", "converted", "me"},
+      {"LOCK.FACT", "HELD", "converted", "me", "9", "3000", "7258118400000"},
+      {"LOCK.FACT", "HELD", "not yours", "me", "10", "3000", "7258118400000"},
+      {"LOCK.RELEASE", "not yours", "you"},
+  };
+  Server server;
+  StartOn(server, written);
+  Client client = server.Connect();
+  const std::map<std::string, std::pair<std::string, int64_t>> held = {{"renewed", {"me", 6}},
+                                                                       {"taken over", {"you", 8}},
+                                                                       {"converted", {"me", 9}},
+                                                                       {"not yours", {"me", 10}}};
+  for (const auto& [key, holder] : held) {
+    const Reply kept = Kept(client, key);
+    EXPECT_EQ(kept.elements[1], Reply::Str(holder.first)) << key;
+    EXPECT_EQ(kept.elements[2], Reply::Int(holder.second)) << key;
+    EXPECT_EQ(kept.elements[3], Reply::Int(7258118400000)) << key;
+  }
+  EXPECT_EQ(client.Do("EXISTS", "released"), Reply::Int(0));
+  EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(4));
+
+  // Nothing was left of the released lock that would now have to be removed.
+  Commands expected = written;
+  expected.insert(expected.end(), {{"SELECT", "0"}, {"LOCK.FACT", "FLOOR", LastToken(client)}});
+  EXPECT_EQ(ReadAof(server.dir()), expected);
+}
+
+// A fact that is none, as a damaged file may have it, changes nothing and ends nobody.
+TEST(AofTest, BadFactsAreNotBelieved) {
+  const std::string future = "7258118400000";
+  Server server;
+  StartOn(server, {
+                      {"SELECT", "0"},
+                      {"LOCK.FACT", "HELD", "a", "me", "0", "1000", future},
+                      {"LOCK.FACT", "HELD", "b", "me", "9007199254740992", "1000", future},
+                      {"LOCK.FACT", "HELD", "c", "", "5", "1000", future},
+                      {"LOCK.FACT", "HELD", "d", std::string(257, 'x'), "5", "1000", future},
+                      {"LOCK.FACT", "HELD", "e", "me", "5", "-1", future},
+                      {"LOCK.FACT", "HELD", "f", "me", "5", "1000", "9007199254740992"},
+                      {"LOCK.FACT", "HELD", "g", "me", "5", "1000", future, "more"},
+                      {"LOCK.FACT", "HELD", "h", "me", "5", "1000"},
+                      {"LOCK.FACT", "FLOOR", "9007199254740992"},
+                      {"LOCK.FACT", "FLOOR", "x"},
+                      {"LOCK.FACT", "NONSENSE", "x"},
+                      {"LOCK.ACQUIRE", "i", "me", "PX", "60000"},
+                      {"LOCK.TOUCH", "i", "me", "PX", "60000"},
+                      {"LOCK.FACT", "HELD", "good", "me", "5", "1000", future},
+                  });
+  Client client = server.Connect();
+  EXPECT_EQ(client.Do("KEYS", "*"), Reply::Array({Reply::Str("good")}));
+  EXPECT_LT(MustAcquire(client, "job", "me"), 1000 * (ServerNow(client) + kMinute));
+}
+
+// --- DUMP and RESTORE --------------------------------------------------------------------------
+
+TEST(DumpRestoreTest, TheLeaseInTheValueDecidesNotTheTtlThatComesWithIt) {
+  Server server;
+  Server other;
+  Client client = server.Connect();
+  Client elsewhere = other.Connect();
+  MustAcquire(client, "job", "me");
+  client.Do("LOCK.TOUCH", "job", "me", "PX", 2 * kMinute);
+  const Reply kept = Kept(client, "job");
+  const int64_t end = EndOf(client, "job");
+  const std::string payload = client.Do("DUMP", "job").text;
+  const Commands ttls = {{"0"},
+                         {"5000"},
+                         {"99999999"},
+                         {std::to_string(end), "ABSTTL"},
+                         {std::to_string(end - 5000), "ABSTTL"},
+                         {std::to_string(end + 5000), "ABSTTL"}};
+  for (Client* to : {&client, &elsewhere}) {
+    for (const Command& ttl : ttls) {
+      to->Do("DEL", "job");
+      Command restore = {"RESTORE", "job", ttl[0], payload};
+      restore.insert(restore.end(), ttl.begin() + 1, ttl.end());
+      EXPECT_EQ(to->Do(restore), Reply::Ok());
+      EXPECT_EQ(Kept(*to, "job"), kept) << ttl[0];
+
+      EXPECT_TRUE(to->Do(restore).IsError("BUSYKEY"));
+      EXPECT_EQ(to->Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));
+      EXPECT_GT(MustAcquire(*to, "job", "you"), kept.elements[2].integer);
+      restore.push_back("REPLACE");
+      EXPECT_EQ(to->Do(restore), Reply::Ok());
+      EXPECT_EQ(Kept(*to, "job"), kept) << ttl[0];
+      EXPECT_EQ(to->Do("DUMP", "job"), Reply::Str(payload));
+      EXPECT_EQ(to->Do("LOCK.RELEASE", "job", "you"), Reply::Int(0));
+    }
+  }
+}
+
+TEST(DumpRestoreTest, LeaseThatIsOverIsNotRevived) {
+  Server server;
+  Client client = server.Connect();
+  const int64_t token = MustAcquire(client, "job", "me", 300);
+  const int64_t end = EndOf(client, "job");
+  const std::string payload = client.Do("DUMP", "job").text;
+  ASSERT_TRUE(Eventually([&] { return ServerNow(client) > end; }));
+  for (const char* ttl : {"0", "60000"}) {
+    EXPECT_EQ(client.Do("RESTORE", "job", ttl, payload, "REPLACE"), Reply::Ok());
+    EXPECT_EQ(client.Do("LOCK.INFO", "job"), Reply::Nil());
+    EXPECT_EQ(client.Do("EXISTS", "job"), Reply::Int(0)) << "the TTL follows the lease";
+    EXPECT_EQ(client.Do("LOCK.TOUCH", "job", "me", "PX", kMinute), Reply::Int(0));
+
+    // In one transaction with what follows, before the TTL can be set back.
+    client.Do("MULTI");
+    client.Do("RESTORE", "job", ttl, payload, "REPLACE");
+    client.Do("LOCK.FENCE", "job", token);
+    client.Do("LOCK.TOUCH", "job", "me", "PX", kMinute);
+    client.Do("LOCK.RELEASE", "job", "me");
+    client.Do("LOCK.INFO", "job");
+    client.Do("LOCK.ACQUIRE", "job", "you", "PX", kMinute);
+    const Reply done = client.Do("EXEC");
+    ASSERT_EQ(done.elements.size(), 6U) << done;
+    EXPECT_EQ(
+        Reply::Array({done.elements.begin(), done.elements.end() - 1}),
+        Reply::Array({Reply::Ok(), Reply::Int(0), Reply::Int(0), Reply::Int(0), Reply::Nil()}));
+    EXPECT_GT(done.elements[5].integer, token);
+    EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "you"), Reply::Int(1));
+  }
+}
+
+}  // namespace
+}  // namespace turnstile::testing

@@ -1,0 +1,683 @@
+// What a primary tells, and what becomes of it: the exact commands on the wire and in the AOF, and
+// real replicas that hold the same locks, also after a failover.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "support/aof.h"
+#include "support/client.h"
+#include "support/eventually.h"
+#include "support/lock_test.h"
+#include "support/replication_stream.h"
+#include "support/reply.h"
+#include "support/server.h"
+
+namespace turnstile::testing {
+namespace {
+
+const std::vector<std::string> kAof = {"--appendonly", "yes", "--appendfsync", "always"};
+
+// The value of a field of INFO.
+std::string InfoField(Client& client, const std::string& section, const std::string& field) {
+  const std::string info = "\n" + client.Do("INFO", section).text;
+  const size_t start = info.find("\n" + field + ":");
+  if (start == std::string::npos) return "no field " + field;
+  const size_t value = start + field.size() + 2;
+  return info.substr(value, info.find('\r', value) - value);
+}
+
+std::string LastToken(Client& client) {
+  return InfoField(client, "turnstile", "turnstile_last_token");
+}
+
+// --- What is told --------------------------------------------------------------------------------
+
+// A primary that is overheard twice, on the wire and through its AOF.
+class ToldTest : public ::testing::Test {
+ protected:
+  // What was told since this was last asked, without SELECT. The AOF and the wire must agree.
+  Commands Told() {
+    Commands stream = stream_.Until(client_);
+    const Commands aof = ReadAof(server_.dir());
+    Commands news;
+    std::copy_if(aof.begin() + known_, aof.end(), std::back_inserter(news),
+                 [](const Command& command) { return command[0] != "SELECT"; });
+    EXPECT_EQ(news, stream);
+    known_ = std::ssize(aof);
+    return stream;
+  }
+
+  // The fact that `owner` holds `key` since `since` until the key's end.
+  Command Held(const std::string& key, const std::string& owner, int64_t token, int64_t since) {
+    return {"LOCK.FACT",
+            "HELD",
+            key,
+            owner,
+            std::to_string(token),
+            std::to_string(since),
+            std::to_string(EndOf(client_, key))};
+  }
+
+  // When a lock was granted whose lease was a minute and has not been renewed.
+  int64_t SinceOf(const std::string& key) { return EndOf(client_, key) - kMinute; }
+
+  void Multi(const Commands& commands) {
+    EXPECT_EQ(client_.Do("MULTI"), Reply::Ok());
+    for (const Command& command : commands) EXPECT_EQ(client_.Do(command), Reply::Queued());
+    EXPECT_EQ(client_.Do("EXEC").elements.size(), commands.size());
+  }
+
+  Server server_{{.args = kAof}};
+  Client client_ = server_.Connect();
+  ReplicationStream stream_{server_.port()};
+
+ private:
+  std::ptrdiff_t known_ = std::ssize(ReadAof(server_.dir()));  // what came before the stream
+};
+
+TEST_F(ToldTest, GrantsRenewalsAndReleases) {
+  const int64_t token = MustAcquire(client_, "job", "me");
+  const int64_t since = SinceOf("job");
+  EXPECT_EQ(Told(), (Commands{Held("job", "me", token, since)}));
+
+  MustAcquire(client_, "job", "me", 50000);
+  EXPECT_EQ(Told(), (Commands{Held("job", "me", token, since)}));
+
+  EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "me", "EX", 70), Reply::Int(1));
+  EXPECT_EQ(Told(), (Commands{Held("job", "me", token, since)}));
+
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));
+  EXPECT_EQ(Told(), (Commands{{"LOCK.RELEASE", "job", "me"}}));
+
+  const int64_t next = MustAcquire(client_, "job", "you");
+  EXPECT_EQ(Told(), (Commands{Held("job", "you", next, SinceOf("job"))}));
+}
+
+TEST_F(ToldTest, BinaryNamesAndOwners) {
+  const std::string bytes("\0\r\n*3\xff", 6);
+  const int64_t token = MustAcquire(client_, bytes, bytes);
+  EXPECT_EQ(Told(), (Commands{Held(bytes, bytes, token, SinceOf(bytes))}));
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", bytes, bytes), Reply::Int(1));
+  EXPECT_EQ(Told(), (Commands{{"LOCK.RELEASE", bytes, bytes}}));
+}
+
+TEST_F(ToldTest, NothingOfWhatWasRefused) {
+  const int64_t token = MustAcquire(client_, "job", "me");
+  client_.Do("SET", "plain", "me");
+  client_.Do("RPUSH", "list", "x");
+  Told();
+  EXPECT_EQ(client_.Do("LOCK.ACQUIRE", "job", "you", "PX", 5), Reply::Nil());
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "you"), Reply::Int(0));
+  EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "you", "PX", 5), Reply::Int(0));
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "free", "me"), Reply::Int(0));
+  EXPECT_EQ(client_.Do("LOCK.TOUCH", "free", "me", "PX", 5), Reply::Int(0));
+  EXPECT_EQ(client_.Do("LOCK.ACQUIRE", "plain", "you", "PX", 5), Reply::Nil());
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "plain", "you"), Reply::Int(0));
+  EXPECT_EQ(client_.Do("LOCK.TOUCH", "plain", "you", "PX", 5), Reply::Int(0));
+  EXPECT_TRUE(client_.Do("LOCK.ACQUIRE", "job", "me", "PX", 0).IsError("ERR"));
+  EXPECT_TRUE(client_.Do("LOCK.ACQUIRE", "list", "me", "PX", 5).IsError("WRONGTYPE"));
+  EXPECT_TRUE(client_.Do("LOCK.RELEASE", "list", "me").IsError("WRONGTYPE"));
+  EXPECT_TRUE(client_.Do("LOCK.FACT", "FLOOR", 5).IsError("ERR LOCK.FACT is internal"));
+  EXPECT_TRUE(client_.Do("LOCK.FACT", "HELD", "job", "you", 5, 1, 2).IsError("ERR LOCK.FACT"));
+  EXPECT_TRUE(client_.Do("COPY", "job", "copy").IsError("ERR"));
+  EXPECT_EQ(client_.Do("LOCK.FENCE", "job"), Reply::Int(token));
+  EXPECT_EQ(client_.Do("LOCK.FENCE", "job", token), Reply::Int(1));
+  EXPECT_FALSE(client_.Do("LOCK.INFO", "job").IsError());
+  EXPECT_FALSE(client_.Do("LOCK.HELP").IsError());
+  EXPECT_EQ(client_.Do("EVAL", "return redis.call('LOCK.RELEASE', KEYS[1], 'you')", 1, "job"),
+            Reply::Int(0));
+  Multi({{"LOCK.RELEASE", "job", "you"}, {"LOCK.FENCE", "job"}});
+  EXPECT_EQ(Told(), Commands{});
+}
+
+TEST_F(ToldTest, PlainLocks) {
+  client_.Do("SET", "plain", "me");
+  EXPECT_EQ(client_.Do("LOCK.TOUCH", "plain", "me", "PX", 5000), Reply::Int(1));
+  const std::string end = std::to_string(EndOf(client_, "plain"));
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "plain", "me"), Reply::Int(1));
+  EXPECT_EQ(Told(),
+            (Commands{{"SET", "plain", "me"}, {"PEXPIREAT", "plain", end}, {"DEL", "plain"}}));
+
+  // By its own value a plain lock becomes a Turnstile lock.
+  client_.Do("SET", "plain", "me");
+  const int64_t token = MustAcquire(client_, "plain", "me");
+  EXPECT_EQ(Told(),
+            (Commands{{"SET", "plain", "me"}, Held("plain", "me", token, SinceOf("plain"))}));
+}
+
+// The stranger's command, then the fact that undoes it.
+TEST_F(ToldTest, TtlIsSetBack) {
+  const int64_t token = MustAcquire(client_, "job", "me");
+  const int64_t end = EndOf(client_, "job");
+  const Command held = Held("job", "me", token, SinceOf("job"));
+  const std::string payload = client_.Do("DUMP", "job").text;
+  Told();
+  const std::string earlier = std::to_string(end - 1000);
+  const std::string later = std::to_string(end + 1000);
+
+  const Commands tricks = {{"PERSIST", "job"},
+                           {"PEXPIREAT", "job", earlier},
+                           {"PEXPIREAT", "job", later},
+                           {"RESTORE", "job", "0", payload, "REPLACE"},
+                           {"RESTORE", "job", later, payload, "ABSTTL", "REPLACE"}};
+  for (const Command& trick : tricks) {
+    EXPECT_FALSE(client_.Do(trick).IsError());
+    EXPECT_EQ(EndOf(client_, "job"), end);
+    EXPECT_EQ(Told(), (Commands{trick, held})) << trick[0];
+  }
+  EXPECT_EQ(client_.Do("EXPIRE", "job", 5), Reply::Int(1));
+  Commands told = Told();
+  ASSERT_EQ(told.size(), 2U);
+  EXPECT_EQ(told[0][0], "PEXPIREAT");
+  EXPECT_EQ(told[1], held);
+
+  Multi({{"PEXPIREAT", "job", later}, {"PERSIST", "job"}});
+  EXPECT_EQ(Told(),
+            (Commands{{"MULTI"}, {"PEXPIREAT", "job", later}, {"PERSIST", "job"}, {"EXEC"}, held}));
+  EXPECT_EQ(client_.Do("EVAL", "return redis.call('PERSIST', KEYS[1])", 1, "job"), Reply::Int(1));
+  EXPECT_EQ(Told(), (Commands{{"PERSIST", "job"}, held}));
+
+  // What leaves the TTL as it is needs no undoing.
+  const Command exact = {"RESTORE", "job", std::to_string(end), payload, "ABSTTL", "REPLACE"};
+  EXPECT_EQ(client_.Do(exact), Reply::Ok());
+  EXPECT_EQ(client_.Do("PEXPIREAT", "job", later, "LT"), Reply::Int(0));
+  EXPECT_EQ(Told(), (Commands{exact}));
+}
+
+TEST_F(ToldTest, WhatStrangersMayDoIsToldAsItIs) {
+  for (const Command& command : {Command{"DEL", "job"}, {"SET", "job", "x"}, {"FLUSHALL"}}) {
+    client_.Do("DEL", "job");
+    MustAcquire(client_, "job", "me");
+    Told();
+    EXPECT_FALSE(client_.Do(command).IsError());
+    EXPECT_EQ(Told(), (Commands{command}));
+  }
+  const int64_t token = MustAcquire(client_, "job", "me");
+  Told();
+  client_.Do("RENAME", "job", "task");
+  EXPECT_EQ(Told(), (Commands{{"RENAME", "job", "task"}}));
+  client_.Do("LOCK.TOUCH", "task", "me", "PX", kMinute);
+  EXPECT_EQ(Told()[0][4], std::to_string(token));
+}
+
+TEST_F(ToldTest, TransactionsAndScripts) {
+  const int64_t before = MustAcquire(client_, "job", "me");
+  client_.Do("LOCK.RELEASE", "job", "me");
+  Told();
+  Multi({{"LOCK.ACQUIRE", "job", "me", "PX", "60000"},
+         {"LOCK.ACQUIRE", "job", "you", "PX", "60000"},
+         {"LOCK.RELEASE", "job", "me"},
+         {"LOCK.ACQUIRE", "job", "you", "PX", "60000"}});
+  const Reply fence = client_.Do("LOCK.FENCE", "job");
+  Commands told = Told();
+  ASSERT_EQ(told.size(), 5U);
+  EXPECT_EQ(told[0], Command{"MULTI"});
+  EXPECT_EQ((Command{told[1].begin(), told[1].begin() + 4}),
+            (Command{"LOCK.FACT", "HELD", "job", "me"}));
+  EXPECT_GT(std::stoll(told[1][4]), before);
+  EXPECT_LT(std::stoll(told[1][4]), fence.integer);
+  EXPECT_EQ(told[2], (Command{"LOCK.RELEASE", "job", "me"}));
+  EXPECT_EQ(told[3], Held("job", "you", fence.integer, SinceOf("job")));
+  EXPECT_EQ(told[4], Command{"EXEC"});
+
+  client_.Do("EVAL", "redis.call('LOCK.RELEASE', KEYS[1], 'you')", 1, "job");
+  EXPECT_EQ(Told(), (Commands{{"LOCK.RELEASE", "job", "you"}}));
+
+  const char* const script = R"(
+      local token = redis.call('LOCK.ACQUIRE', KEYS[1], 'me', 'PX', 60000)
+      redis.call('SET', KEYS[2], 'done')
+      redis.call('LOCK.TOUCH', KEYS[1], 'me', 'PX', 70000)
+      return token)";
+  const Reply token = client_.Do("EVAL", script, 2, "job", "work");
+  ASSERT_TRUE(token.IsInteger()) << token;
+  told = Told();
+  ASSERT_EQ(told.size(), 5U);
+  const Command touched = Held("job", "me", token.integer, std::stoll(told[1][5]));
+  Command acquired = touched;
+  acquired[6] = std::to_string(std::stoll(told[1][5]) + kMinute);
+  EXPECT_EQ(told, (Commands{{"MULTI"}, acquired, {"SET", "work", "done"}, touched, {"EXEC"}}));
+}
+
+TEST_F(ToldTest, EndOfALeaseIsTheRemovalOfTheKey) {
+  const int64_t token = MustAcquire(client_, "job", "me", 20);
+  ASSERT_TRUE(Eventually([&] { return client_.Do("DBSIZE") == Reply::Int(0); }));
+  const Commands told = Told();
+  ASSERT_EQ(told.size(), 2U);
+  EXPECT_EQ(told[0][4], std::to_string(token));
+  EXPECT_TRUE((told[1] == Command{"DEL", "job"} || told[1] == Command{"UNLINK", "job"}));
+}
+
+TEST_F(ToldTest, TheDatabaseOfTheKey) {
+  client_.Do("SELECT", 3);
+  MustAcquire(client_, "job", "me");
+  EXPECT_EQ(stream_.Next()[2], "job");
+  EXPECT_EQ(stream_.db(), 3);
+  // Also when the fact comes after the event loop has turned.
+  client_.Do("PERSIST", "job");
+  client_.Do("SELECT", 0);
+  EXPECT_EQ(stream_.Next(), (Command{"PERSIST", "job"}));
+  EXPECT_EQ(stream_.Next()[1], "HELD");
+  EXPECT_EQ(stream_.db(), 3);
+}
+
+// --- Replicas ------------------------------------------------------------------------------------
+
+// Everything that is kept of a lock, and nothing that moves with time.
+Reply Kept(Client& client, const std::string& key) {
+  const Reply info = client.Do("LOCK.INFO", key);
+  const std::vector<Reply> holders = info.Field("holders").elements;
+  const Reply holder = holders.empty() ? Reply::Nil() : holders[0];
+  return Reply::Array({info.Field("mode"), holder.Field("owner"), holder.Field("token"),
+                       Reply::Int(EndOf(client, key)), client.Do("DEBUG", "DIGEST-VALUE", key)});
+}
+
+bool LinkIsUp(Client& replica) {
+  return InfoField(replica, "replication", "master_link_status") == "up";
+}
+
+// Returns when the replica has loaded what the primary had.
+void AwaitSync(Client& replica) {
+  EXPECT_TRUE(Eventually([&] { return LinkIsUp(replica); }, Milliseconds{20000}));
+}
+
+// Returns when the replica has done all that the primary has told until now.
+void Settle(Client& primary) {
+  EXPECT_TRUE(primary.Do("INCR", "settled").IsInteger());
+  EXPECT_EQ(primary.Do("WAIT", 1, kPatience.count()), Reply::Int(1));
+}
+
+// Through files, because a diskless sync ends only with the replica's next acknowledgement, up to
+// a second later.
+const std::vector<std::string> kPrimary = {"--repl-diskless-sync", "no"};
+
+// A server that follows `primary` from its start, so that it never issued a token itself.
+ServerOptions ReplicaOf(const Server& primary, std::vector<std::string> args = kPrimary) {
+  args.insert(args.end(), {"--replicaof", "127.0.0.1", std::to_string(primary.port())});
+  return {.args = args};
+}
+
+// Makes a server that is a primary a replica.
+void Follow(Client& replica, const Server& primary) {
+  EXPECT_EQ(replica.Do("REPLICAOF", "127.0.0.1", primary.port()), Reply::Ok());
+  AwaitSync(replica);
+}
+
+// All keys of all databases, their values and (here) their TTLs are the same.
+void ExpectSame(Client& primary, Client& replica, const std::string& when) {
+  EXPECT_EQ(replica.Do("DEBUG", "DIGEST"), primary.Do("DEBUG", "DIGEST")) << when;
+  const std::vector<std::string> keys = primary.Do("KEYS", "*").Texts();
+  for (const std::string& key : keys) {
+    EXPECT_EQ(Kept(replica, key), Kept(primary, key)) << Quoted(key) << " " << when;
+  }
+}
+
+class ReplicaTest : public ::testing::Test {
+ protected:
+  ReplicaTest() { AwaitSync(copy_); }
+
+  Server primary_{{.args = kPrimary}};
+  Server replica_{ReplicaOf(primary_)};
+  Client client_ = primary_.Connect();
+  Client copy_ = replica_.Connect();
+};
+
+TEST_F(ReplicaTest, AgreesAfterEveryChange) {
+  MustAcquire(client_, "dumped", "me");
+  const std::string payload = client_.Do("DUMP", "dumped").text;
+  const Commands changes = {
+      {"LOCK.ACQUIRE", "job", "me", "PX", "60000"},
+      {"LOCK.ACQUIRE", "job", "me", "PX", "50000"},
+      {"LOCK.ACQUIRE", "job", "you", "PX", "70000"},
+      {"LOCK.TOUCH", "job", "me", "EX", "70"},
+      {"EXPIRE", "job", "5"},
+      {"PEXPIRE", "job", "99999999"},
+      {"PERSIST", "job"},
+      {"RENAME", "job", "task"},
+      {"SWAPDB", "0", "2"},
+      {"LOCK.ACQUIRE", "task", "me", "EX", "80"},
+      {"SWAPDB", "0", "2"},
+      {"LOCK.ACQUIRE", "job", "me", "PX", "60000"},
+      {"LOCK.RELEASE", "job", "me"},
+      {"LOCK.ACQUIRE", "job", "you", "PX", "60000"},
+      {"SET", "plain", "me", "PX", "60000"},
+      {"LOCK.TOUCH", "plain", "me", "PX", "70000"},
+      {"LOCK.ACQUIRE", "plain", "me", "PX", "60000"},
+      {"LOCK.RELEASE", "plain", "me"},
+      {"SET", "plain", "me"},
+      {"LOCK.RELEASE", "plain", "me"},
+      {"RESTORE", "dumped", "0", payload, "REPLACE"},
+      {"RESTORE", "dumped", "5000", payload, "REPLACE"},
+      {"RESTORE", "again", "0", payload},
+      {"EVAL", "return redis.call('LOCK.ACQUIRE', KEYS[1], 'me', 'EX', 60)", "1", "scripted"},
+      {"DEL", "dumped"},
+      {"DEBUG", "RELOAD"},
+      {"LOCK.TOUCH", "job", "you", "EX", "70"},
+      {"SET", "again", "something else"},
+      {"FLUSHDB"},
+      {"LOCK.ACQUIRE", "job", "me", "PX", "60000"},
+      {"FLUSHALL"},
+  };
+  for (const Command& change : changes) {
+    const Reply reply = client_.Do(change);
+    EXPECT_FALSE(reply.IsError()) << change[0] << ": " << reply;
+    Settle(client_);
+    std::string when = "after";
+    for (const std::string& word : change) when += " " + Quoted(word);
+    ExpectSame(client_, copy_, when);
+    EXPECT_EQ(LastToken(copy_), LastToken(client_)) << when;
+  }
+}
+
+struct Sync {
+  const char* name;
+  const char* diskless_sync;  // at the primary
+  const char* diskless_load;  // at the replica
+};
+
+void PrintTo(const Sync& sync, std::ostream* out) { *out << sync.name; }
+
+class FullSyncTest : public ::testing::TestWithParam<Sync> {};
+
+TEST_P(FullSyncTest, BringsEveryHoldAndReplacesWhatWasThere) {
+  Server primary(
+      {.args = {"--repl-diskless-sync", GetParam().diskless_sync, "--repl-backlog-size", "16384"}});
+  Server replica({.args = {"--repl-diskless-load", GetParam().diskless_load}});
+  Client client = primary.Connect();
+  Client copy = replica.Connect();
+  const int64_t token = MustAcquire(client, "job", "me");
+  client.Do("LOCK.TOUCH", "job", "me", "PX", 2 * kMinute);
+  const std::string bytes("\0\r\n\xff", 4);
+  MustAcquire(client, bytes, bytes);
+  MustAcquire(copy, "job", "somebody else");
+  MustAcquire(copy, "other", "somebody else");
+  Follow(copy, primary);
+  EXPECT_EQ(Kept(copy, "job").elements[2], Reply::Int(token));
+  ExpectSame(client, copy, "after the first sync");
+
+  // The replica is cut off for longer than the backlog lasts. This is a sync with a history that
+  // it knows, during which (with swapdb) it goes on serving what it has.
+  replica.Pause();
+  client.Do("CLIENT", "KILL", "TYPE", "replica");
+  client.Do("LOCK.RELEASE", "job", "me");
+  MustAcquire(client, "job", "you");
+  for (int i = 0; i < 4; i++) client.Do("SET", "filler", std::string(16384, 'x'));
+  replica.Continue();
+  const auto full_syncs = [&] { return InfoField(client, "stats", "sync_full"); };
+  ASSERT_TRUE(
+      Eventually([&] { return full_syncs() == "2" && LinkIsUp(copy); }, Milliseconds{20000}));
+  Settle(client);
+  ExpectSame(client, copy, "after the second sync");
+
+  // And goes on from there.
+  client.Do("LOCK.TOUCH", "job", "you", "PX", 3 * kMinute);
+  client.Do("LOCK.RELEASE", bytes, bytes);
+  Settle(client);
+  ExpectSame(client, copy, "after the next changes");
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, FullSyncTest,
+                         ::testing::Values(Sync{"ThroughFiles", "no", "disabled"},
+                                           Sync{"Diskless", "yes", "on-empty-db"},
+                                           Sync{"SwapDb", "yes", "swapdb"}),
+                         [](const auto& test) { return test.param.name; });
+
+// By itself, because Valkey 8.1 does not get it right when a module listens to keyspace events: it
+// stays in the other database and tells replicas so (valkey-io/valkey#4024).
+TEST_F(ReplicaTest, AgreesAfterAMove) {
+  MustAcquire(client_, "job", "me");
+  EXPECT_EQ(client_.Do("MOVE", "job", 2), Reply::Int(1));
+  Settle(client_);
+  ExpectSame(client_, copy_, "after MOVE");
+  for (Client* each : {&client_, &copy_}) each->Do("SELECT", 2);
+  EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "me", "PX", kMinute), Reply::Int(1));
+  Settle(client_);
+  ExpectSame(client_, copy_, "in the other database");
+}
+
+TEST_F(ReplicaTest, PartialSyncAfterADroppedLink) {
+  for (const char* key : {"released", "touched"}) MustAcquire(client_, key, "me");
+  Settle(client_);
+  replica_.Pause();
+  client_.Do("CLIENT", "KILL", "TYPE", "replica");
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "released", "me"), Reply::Int(1));
+  EXPECT_EQ(client_.Do("LOCK.TOUCH", "touched", "me", "PX", 2 * kMinute), Reply::Int(1));
+  MustAcquire(client_, "new", "me");
+  EXPECT_EQ(client_.Do("PERSIST", "touched"), Reply::Int(1));
+  replica_.Continue();
+  ASSERT_TRUE(Eventually([&] { return InfoField(client_, "stats", "sync_partial_ok") == "1"; }));
+  Settle(client_);
+  ExpectSame(client_, copy_, "after the partial sync");
+  EXPECT_EQ(InfoField(client_, "stats", "sync_full"), "1");
+}
+
+TEST(ChainTest, FactsArePassedOnAndWrittenToEachAof) {
+  // After a full sync a replica rewrites its AOF.
+  const auto ready = [](Client& replica) {
+    return Eventually([&] {
+      return LinkIsUp(replica) && InfoField(replica, "persistence", "aof_enabled") == "1" &&
+             InfoField(replica, "persistence", "aof_rewrite_in_progress") == "0" &&
+             InfoField(replica, "persistence", "aof_rewrite_scheduled") == "0";
+    });
+  };
+  Server primary({.args = kPrimary});
+  Client client = primary.Connect();
+  Server replica(ReplicaOf(primary, kAof));
+  Client middle = replica.Connect();
+  ASSERT_TRUE(ready(middle));
+  Server last(ReplicaOf(replica, kAof));
+  Client leaf = last.Connect();
+  ASSERT_TRUE(ready(leaf));
+  ReplicationStream told(primary.port());
+  ReplicationStream passed_on(replica.port());
+
+  MustAcquire(client, "job", "me");
+  client.Do("LOCK.TOUCH", "job", "me", "PX", 2 * kMinute);
+  client.Do("PERSIST", "job");
+  MustAcquire(client, "gone", "me");
+  client.Do("LOCK.RELEASE", "gone", "me");
+  client.Do("SET", "plain", "me");
+  MustAcquire(client, "plain", "me");
+  client.Do("INCR", "end");
+  const Commands expected = told.Until(client);
+  EXPECT_EQ(expected.size(), 9U);
+  Commands passed;
+  while (passed.size() < expected.size()) {
+    passed.push_back(passed_on.Next());
+    ASSERT_FALSE(passed.back().empty());
+  }
+  EXPECT_EQ(passed, expected);
+
+  for (Server* server : {&replica, &last}) {
+    Client copy = server->Connect();
+    ASSERT_TRUE(Eventually([&] { return copy.Do("GET", "end") == Reply::Str("1"); }));
+    ExpectSame(client, copy, "while following");
+    const Commands aof = ReadAof(server->dir());
+    ASSERT_GE(aof.size(), expected.size());
+    EXPECT_EQ((Commands{aof.end() - std::ssize(expected), aof.end()}), expected);
+  }
+
+  // Alone in the world, and with nothing but their AOF.
+  last.Kill9();
+  replica.Kill9();
+  for (Server* server : {&replica, &last}) {
+    server->options().args = kAof;
+    ASSERT_TRUE(server->Restart());
+    Client copy = server->Connect();
+    EXPECT_EQ(InfoField(copy, "replication", "role"), "master");
+    ExpectSame(client, copy, "after a restart");
+    EXPECT_GT(MustAcquire(copy, "new", "me"), std::stoll(LastToken(client)));
+  }
+}
+
+TEST_F(ReplicaTest, AnswersOnlyWhatNeedsNoDecision) {
+  const int64_t token = MustAcquire(client_, "job", "me");
+  Settle(client_);
+  for (const char* read_only : {"yes", "no"}) {
+    EXPECT_EQ(copy_.Do("CONFIG", "SET", "replica-read-only", read_only), Reply::Ok());
+    const Commands decisions = {{"LOCK.ACQUIRE", "job", "me", "PX", "60000"},
+                                {"LOCK.ACQUIRE", "free", "me", "PX", "60000"},
+                                {"LOCK.RELEASE", "job", "me"},
+                                {"LOCK.RELEASE", "free", "me"},
+                                {"LOCK.TOUCH", "job", "me", "PX", "60000"},
+                                {"LOCK.FENCE", "job"},
+                                {"LOCK.FENCE", "job", std::to_string(token)}};
+    for (const Command& command : decisions) {
+      EXPECT_TRUE(copy_.Do(command).IsError("READONLY")) << command[0] << " " << read_only;
+      Command script = {"EVAL", "return redis.call(unpack(ARGV))", "0"};
+      script.insert(script.end(), command.begin(), command.end());
+      EXPECT_TRUE(copy_.Do(script).IsError()) << command[0] << " " << read_only;
+    }
+    const Commands facts = {{"LOCK.FACT", "HELD", "job", "you", "5", "1000", "7258118400000"},
+                            {"LOCK.FACT", "HELD", "free", "you", "5", "1000", "7258118400000"},
+                            {"LOCK.FACT", "FLOOR", "9007199254740991"}};
+    const char* const refusal =
+        std::string_view(read_only) == "yes" ? "READONLY" : "ERR LOCK.FACT is internal";
+    for (const Command& fact : facts) {
+      EXPECT_TRUE(copy_.Do(fact).IsError(refusal)) << copy_.Do(fact);
+      Command script = {"EVAL", "return redis.call(unpack(ARGV))", "0"};
+      script.insert(script.end(), fact.begin(), fact.end());
+      EXPECT_TRUE(copy_.Do(script).IsError()) << fact[1] << " " << read_only;
+    }
+    EXPECT_EQ(copy_.Do("LOCK.HELP"), client_.Do("LOCK.HELP"));
+    EXPECT_EQ(copy_.Do("LOCK.INFO", "free"), Reply::Nil());
+    EXPECT_EQ(Kept(copy_, "job").elements[2], Reply::Int(token));
+    ExpectSame(client_, copy_, read_only);
+  }
+  EXPECT_LE(std::stoll(LastToken(copy_)), std::stoll(LastToken(client_)));
+}
+
+// A replica that lags behind is told of a release and of a renewal when, by its own clock, the
+// lease is long over. It obeys.
+TEST_F(ReplicaTest, DoesNotLookAtItsClock) {
+  for (const char* key : {"released", "touched", "asked again"}) {
+    MustAcquire(client_, key, "me", 800);
+  }
+  Settle(client_);
+  const int64_t end = EndOf(client_, "asked again");
+  replica_.Pause();
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "released", "me"), Reply::Int(1));
+  EXPECT_EQ(client_.Do("LOCK.TOUCH", "touched", "me", "PX", kMinute), Reply::Int(1));
+  MustAcquire(client_, "asked again", "me");
+  ASSERT_TRUE(Eventually([&] { return ServerNow(client_) > end; }));
+  replica_.Continue();
+  Settle(client_);
+  EXPECT_EQ(copy_.Do("DBSIZE"), client_.Do("DBSIZE")) << "also what only waits to be removed";
+  ExpectSame(client_, copy_, "later");
+  EXPECT_EQ(Kept(copy_, "touched").elements[1], Reply::Str("me"));
+  EXPECT_EQ(Kept(copy_, "asked again").elements[1], Reply::Str("me"));
+}
+
+TEST_F(ReplicaTest, RemovesWhenThePrimaryDoes) {
+  client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", 0);
+  MustAcquire(client_, "job", "me", 100);
+  Settle(client_);
+  ASSERT_TRUE(Eventually([&] { return copy_.Do("LOCK.INFO", "job").IsNil(); }));
+  EXPECT_EQ(copy_.Do("DBSIZE"), Reply::Int(2)) << "this and 'settled'";
+  client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", 1);
+  EXPECT_TRUE(Eventually([&] { return copy_.Do("DBSIZE") == Reply::Int(1); }));
+}
+
+// --- Failover ------------------------------------------------------------------------------------
+
+TEST(FailoverTest, PromotedReplicaHoldsTheSameLocksAndIssuesLargerTokens) {
+  Server primary({.args = kPrimary});
+  Server replica(ReplicaOf(primary, kAof));
+  Server last(ReplicaOf(replica));
+  Client client = primary.Connect();
+  Client copy = replica.Connect();
+  Client leaf = last.Connect();
+  AwaitSync(copy);
+  AwaitSync(leaf);
+  std::vector<Reply> kept;
+  for (const char* key : {"touched", "released", "asked again"}) {
+    MustAcquire(client, key, "me");
+    kept.push_back(Kept(client, key));
+  }
+  MustAcquire(client, "free", "me");
+  client.Do("LOCK.RELEASE", "free", "me");
+  Settle(client);
+  const int64_t old_token = std::stoll(LastToken(client));
+  EXPECT_EQ(std::stoll(LastToken(copy)), old_token);
+  primary.Kill9();
+
+  EXPECT_EQ(copy.Do("REPLICAOF", "NO", "ONE"), Reply::Ok());
+  const std::string floor = LastToken(copy);
+  EXPECT_GE(std::stoll(floor), old_token + 30'000'000) << "the margin is added";
+  EXPECT_EQ(ReadAof(replica.dir()).back(), (Command{"LOCK.FACT", "FLOOR", floor}));
+  EXPECT_EQ(Kept(copy, "touched"), kept[0]);
+  EXPECT_EQ(Kept(copy, "released"), kept[1]);
+  EXPECT_EQ(Kept(copy, "asked again"), kept[2]);
+  // The replica behind it hears of the floor too.
+  EXPECT_TRUE(Eventually([&] { return LastToken(leaf) == floor; })) << LastToken(leaf);
+
+  EXPECT_EQ(copy.Do("LOCK.ACQUIRE", "touched", "you", "PX", kMinute), Reply::Nil());
+  EXPECT_EQ(copy.Do("LOCK.TOUCH", "touched", "me", "PX", kMinute), Reply::Int(1));
+  EXPECT_EQ(copy.Do("LOCK.RELEASE", "released", "me"), Reply::Int(1));
+  EXPECT_EQ(copy.Do("LOCK.ACQUIRE", "asked again", "me", "PX", kMinute), kept[2].elements[2]);
+  EXPECT_GT(MustAcquire(copy, "released", "you"), std::stoll(floor));
+  EXPECT_GT(MustAcquire(copy, "free", "you"), std::stoll(floor));
+
+  // The old primary comes back with nothing, follows, and is promoted in its turn.
+  ASSERT_TRUE(primary.Restart());
+  client = primary.Connect();
+  MustAcquire(client, "touched", "split brain");
+  Follow(client, replica);
+  EXPECT_TRUE(client.Do("LOCK.TOUCH", "touched", "me", "PX", kMinute).IsError("READONLY"));
+  ExpectSame(copy, client, "after the demotion");
+  const int64_t second = MustAcquire(copy, "second", "me");
+  EXPECT_TRUE(Eventually([&] { return LastToken(client) == LastToken(copy); }));
+  EXPECT_EQ(client.Do("REPLICAOF", "NO", "ONE"), Reply::Ok());
+  EXPECT_GT(MustAcquire(client, "third", "me"), second);
+  EXPECT_EQ(client.Do("LOCK.RELEASE", "touched", "me"), Reply::Int(1));
+}
+
+TEST(FailoverTest, CoordinatedFailoverLosesNothing) {
+  Server primary({.args = kPrimary});
+  Server replica(ReplicaOf(primary));
+  Client client = primary.Connect();
+  Client copy = replica.Connect();
+  AwaitSync(copy);
+  const int64_t token = MustAcquire(client, "job", "me");
+  const Reply kept = Kept(client, "job");
+  EXPECT_EQ(client.Do("FAILOVER"), Reply::Ok());
+  ASSERT_TRUE(Eventually([&] {
+    return InfoField(copy, "replication", "role") == "master" &&
+           InfoField(client, "replication", "role") == "slave" && LinkIsUp(client);
+  }));
+  EXPECT_EQ(Kept(copy, "job"), kept);
+  EXPECT_TRUE(client.Do("LOCK.RELEASE", "job", "me").IsError("READONLY"));
+  EXPECT_EQ(copy.Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));
+  EXPECT_GT(MustAcquire(copy, "job", "you"), token);
+  Settle(copy);
+  ExpectSame(copy, client, "after the failover");
+  EXPECT_EQ(LastToken(client), LastToken(copy));
+}
+
+// A primary that restarts goes on from the history in its RDB file, and its replica with it: the
+// floor of the new life is part of the history.
+TEST(FailoverTest, RestartedPrimaryTellsItsReplicaTheNewFloor) {
+  Server primary({.args = kPrimary});
+  Server replica(ReplicaOf(primary));
+  Client client = primary.Connect();
+  Client copy = replica.Connect();
+  AwaitSync(copy);
+  MustAcquire(client, "job", "me");
+  Settle(client);
+  client.Send("SHUTDOWN", "SAVE");
+  EXPECT_EQ(primary.WaitForExit(), 0);
+  ASSERT_TRUE(primary.Restart());
+  client = primary.Connect();
+  ASSERT_TRUE(Eventually([&] { return InfoField(client, "stats", "sync_partial_ok") == "1"; }));
+  EXPECT_EQ(InfoField(client, "stats", "sync_full"), "0");
+  EXPECT_TRUE(Eventually([&] { return LastToken(copy) == LastToken(client); }))
+      << LastToken(copy) << " " << LastToken(client);
+  ExpectSame(client, copy, "after the restart");
+}
+
+}  // namespace
+}  // namespace turnstile::testing

@@ -1,0 +1,409 @@
+// Values that come from strangers: RESTORE payloads and RDB files that are damaged or forged. What
+// is not exactly a lock is refused, and the server lives.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "support/client.h"
+#include "support/dump_payload.h"
+#include "support/eventually.h"
+#include "support/lock_test.h"
+#include "support/reply.h"
+#include "support/server.h"
+
+namespace turnstile::testing {
+namespace {
+
+constexpr int64_t kMaxToken = (int64_t{1} << 53) - 1;
+constexpr int64_t kFarFuture = 7258118400000;  // the year 2200
+constexpr size_t kModuleIdEnd = 10;  // the type byte, the length mark and the 64-bit module id
+
+std::string Word(uint64_t value) {
+  std::string word;
+  for (int i = 0; i < 8; i++) word += static_cast<char>(value >> (8 * i) & 0xff);
+  return word;
+}
+
+// The bytes of a lock as docs/storage-format.md has them.
+std::string Value(int64_t token, int64_t since, int64_t end, std::string_view owner) {
+  return Word(static_cast<uint64_t>(token)) + Word(static_cast<uint64_t>(since)) +
+         Word(static_cast<uint64_t>(end)) + std::string(owner);
+}
+
+class RestoreTest : public SharedServerTest<RestoreTest> {
+ public:
+  static ServerOptions Options() { return {.args = {"--rdbcompression", "no"}}; }
+
+ protected:
+  RestoreTest() {
+    MustAcquire(client_, "original", "me");
+    original_ = *DumpPayload::Open(client_.Do("DUMP", "original").text);
+  }
+
+  // A payload whose frame is right, whatever the value.
+  std::string Frame(const std::string& value) const {
+    DumpPayload payload = original_;
+    payload.body.resize(kModuleIdEnd);
+    payload.body += '\x05';  // a string follows, its length as 6 bits or as 14
+    if (value.size() >= 64) payload.body += static_cast<char>(0x40 | value.size() >> 8);
+    payload.body += static_cast<char>(value.size() & 0xff);
+    payload.body += value + '\0';
+    return payload.Seal();
+  }
+
+  Reply Restore(const std::string& payload) {
+    return client_.Do("RESTORE", "job", 0, payload, "REPLACE");
+  }
+
+  int64_t NowMicros() { return 1000 * ServerNow(client_); }
+
+  DumpPayload original_;
+};
+
+TEST_F(RestoreTest, EveryFieldIsHeldToItsRange) {
+  const int64_t token = 1'700'000'000'000'000;
+  const std::vector<std::string> good = {
+      Value(token, 1000, kFarFuture, "me"),
+      Value(1, 1000, kFarFuture, "me"),
+      Value(token, 0, kFarFuture, "me"),
+      Value(token, kMaxToken, kFarFuture, "me"),
+      Value(token, 1000, kMaxToken, "me"),
+      Value(token, 1000, kFarFuture, "x"),
+      Value(token, 1000, kFarFuture, std::string(256, 'x')),
+      Value(token, 1000, kFarFuture, std::string("\0\r\n", 3)),
+  };
+  for (const std::string& value : good) {
+    const std::string payload = Frame(value);
+    EXPECT_EQ(Restore(payload), Reply::Ok()) << Quoted(value);
+    EXPECT_EQ(client_.Do("DUMP", "job"), Reply::Str(payload));
+    const Reply info = client_.Do("LOCK.INFO", "job");
+    ASSERT_TRUE(info.IsArray()) << info;
+    EXPECT_EQ(info.Field("holders").elements[0].Field("owner"), Reply::Str(value.substr(24)));
+  }
+  for (const int64_t end : {int64_t{0}, int64_t{3000}}) {
+    EXPECT_EQ(Restore(Frame(Value(token, 1000, end, "me"))), Reply::Ok());
+    EXPECT_EQ(client_.Do("LOCK.INFO", "job"), Reply::Nil()) << "long over";
+  }
+
+  MustAcquire(client_, "job", "holder");
+  const Reply before = client_.Do("DEBUG", "DIGEST-VALUE", "job");
+  const std::vector<std::string> bad = {
+      Value(0, 1000, kFarFuture, "me"),
+      Value(kMaxToken + 1, 1000, kFarFuture, "me"),
+      Value(-1, 1000, kFarFuture, "me"),
+      Value(token, kMaxToken + 1, kFarFuture, "me"),
+      Value(token, -1, kFarFuture, "me"),
+      Value(token, 1000, kMaxToken + 1, "me"),
+      Value(token, 1000, -1, "me"),
+      Value(token, 1000, kFarFuture, ""),
+      Value(token, 1000, kFarFuture, std::string(257, 'x')),
+      Value(token, 1000, kFarFuture, std::string(10000, 'x')),
+      Value(token, 1000, kFarFuture, "me").substr(0, 23),
+      "",
+  };
+  for (const std::string& value : bad) {
+    EXPECT_TRUE(Restore(Frame(value)).IsError("ERR Bad data format")) << Quoted(value);
+  }
+  EXPECT_EQ(client_.Do("DEBUG", "DIGEST-VALUE", "job"), before);
+}
+
+TEST_F(RestoreTest, ForgedTokensAreRefused) {
+  const auto restore = [&](int64_t token) {
+    return Restore(Frame(Value(token, 1000, kFarFuture, "me")));
+  };
+  constexpr int64_t kHour = 3'600'000'000;
+  const auto last_token = [&] {
+    const std::string info = client_.Do("INFO", "turnstile").text;
+    const size_t start = info.find("turnstile_last_token:");
+    return info.substr(start, info.find('\r', start) - start);
+  };
+  const std::string before = last_token();
+  EXPECT_TRUE(restore(kMaxToken).IsError("ERR Bad data format"));
+  EXPECT_TRUE(restore(NowMicros() + kHour + 60'000'000).IsError("ERR Bad data format"));
+  EXPECT_EQ(client_.Do("EXISTS", "job"), Reply::Int(0));
+  EXPECT_EQ(last_token(), before);
+  EXPECT_TRUE(Eventually([&] {
+    return server().Log().find("leads the wall clock by more than an hour") != std::string::npos;
+  }));
+
+  const int64_t token = NowMicros() + kHour - 1'000'000;
+  EXPECT_EQ(restore(token), Reply::Ok());
+  EXPECT_EQ(client_.Do("LOCK.FENCE", "job", token), Reply::Int(1));
+  EXPECT_EQ(MustAcquire(client_, "after", "me"), token + 1);
+
+  // Nor through a script or a transaction.
+  const std::string forged = Frame(Value(kMaxToken, 1000, kFarFuture, "me"));
+  EXPECT_TRUE(
+      client_.Do("EVAL", "return redis.call('RESTORE', KEYS[1], 0, ARGV[1])", 1, "forged", forged)
+          .IsError("ERR Bad data format"));
+  client_.Do("MULTI");
+  client_.Do("RESTORE", "forged", 0, forged);
+  EXPECT_TRUE(client_.Do("EXEC").elements[0].IsError("ERR Bad data format"));
+}
+
+TEST_F(RestoreTest, OtherVersionsTypesAndFramesAreRefused) {
+  const std::string& body = original_.body;
+  const auto restore = [&](const std::string& changed) {
+    return Restore(DumpPayload{changed, original_.rdb_version}.Seal());
+  };
+  EXPECT_EQ(restore(body), Reply::Ok());
+  // The module id ends with ten bits of encoding version.
+  for (const int version : {0, 2, 3, 255}) {
+    std::string other = body;
+    other[kModuleIdEnd - 1] = static_cast<char>(version);
+    EXPECT_TRUE(restore(other).IsError("ERR Bad data format")) << version;
+  }
+  for (size_t i = 2; i < kModuleIdEnd - 2; i++) {
+    std::string other = body;
+    other[i] = static_cast<char>(other[i] ^ 0x10);
+    EXPECT_TRUE(restore(other).IsError("ERR Bad data format")) << "not our type: " << i;
+  }
+  // Cut by more than the footer's ten bytes, into which the server would read on.
+  for (size_t size = 1; size + 10 < body.size(); size++) {
+    EXPECT_TRUE(restore(body.substr(0, size)).IsError("ERR Bad data format")) << size;
+  }
+  // The string replaced by an integer, a double, nothing; a second one; a length without end.
+  const std::string head = body.substr(0, kModuleIdEnd);
+  const std::string value = body.substr(kModuleIdEnd, body.size() - kModuleIdEnd - 1);
+  const std::string end(1, '\0');
+  EXPECT_EQ(restore(head + value + end), Reply::Ok());
+  EXPECT_TRUE(restore(head + "\x02\x05" + end).IsError("ERR Bad data format"));
+  EXPECT_TRUE(restore(head + "\x04" + Word(5) + end).IsError("ERR Bad data format"));
+  EXPECT_TRUE(restore(head + end).IsError("ERR Bad data format"));
+  EXPECT_TRUE(restore(head + value + value + end).IsError("ERR Bad data format"));
+  for (const char* length : {"\x80\x7f\xff\xff\xff", "\x81\x7f\xff\xff\xff\xff\xff\xff\xff",
+                             "\x81\xff\xff\xff\xff\xff\xff\xff\xff", "\xc3\x05\x20"}) {
+    std::string endless = head;
+    endless += '\x05';
+    endless += length;
+    endless += value.substr(2);
+    EXPECT_TRUE(restore(endless).IsError("ERR Bad data format"));
+  }
+  std::string flipped = original_.Seal();
+  flipped.back() = static_cast<char>(flipped.back() ^ 1);
+  EXPECT_TRUE(Restore(flipped).IsError("ERR DUMP payload version or checksum"));
+}
+
+// --- Random damage -------------------------------------------------------------------------------
+
+class Mutator {
+ public:
+  explicit Mutator(unsigned seed) : random_(seed) {}
+
+  // `bytes` with one to four kinds of damage from `first` on.
+  std::string operator()(std::string bytes, size_t first) {
+    for (size_t i = Below(4) + 1; i > 0 && bytes.size() > first; i--) {
+      const size_t at = first + Below(bytes.size() - first);
+      switch (Below(6)) {
+        case 0:
+          bytes[at] = static_cast<char>(bytes[at] ^ 1 << Below(8));
+          break;
+        case 1:
+          bytes[at] = Byte();
+          break;
+        case 2:
+          bytes.erase(at, Below(4) + 1);
+          break;
+        case 3:
+          bytes.resize(at);
+          break;
+        case 4:
+          for (size_t more = Below(8) + 1; more > 0; more--) bytes.insert(at, 1, Byte());
+          break;
+        default:  // a piece of itself somewhere else
+          bytes.insert(at, bytes.substr(first + Below(bytes.size() - first), Below(32)));
+          break;
+      }
+    }
+    return bytes;
+  }
+
+  size_t Below(size_t limit) { return random_() % limit; }
+
+ private:
+  // Any byte, but often one that means something.
+  char Byte() {
+    constexpr std::string_view kTelling("\x00\x01\x02\x05\x3f\x40\x7f\x80\x81\xc3\xff", 11);
+    return Below(2) == 0 ? kTelling[Below(kTelling.size())] : static_cast<char>(Below(256));
+  }
+
+  std::mt19937 random_;
+};
+
+// Whether the payload may hold a length in 32 or 64 bits that is beyond 16 MB. An allocator that is
+// asked for so much fails or not, and both is fine; AddressSanitizer's takes ages or ends the
+// server.
+bool AsksForMuchMemory(std::string_view payload) {
+  for (size_t i = kModuleIdEnd; i + 3 < payload.size(); i++) {
+    if (payload[i] == '\x80' && payload[i + 1] != 0) return true;
+    if (payload[i] == '\x81' && payload.substr(i + 1, 5) != std::string_view("\0\0\0\0\0", 5)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+TEST_F(RestoreTest, DamagedPayloadsNeverHarmTheServer) {
+  const bool sanitized = std::getenv("TURNSTILE_SERVER_PRELOAD") != nullptr;
+  constexpr size_t kPayloads = 24000;
+  constexpr size_t kBatch = 1000;
+  Mutator mutate(20260101);
+  client_.Do("DEL", "original");
+  std::vector<std::string> originals;  // bodies of several lengths, the longest compressed
+  for (const size_t size : {1U, 20U, 100U, 256U}) {
+    client_.Do("CONFIG", "SET", "rdbcompression", size == 256 ? "yes" : "no");
+    const std::string owner(size, 'x');
+    MustAcquire(client_, "original", owner);
+    originals.push_back(DumpPayload::Open(client_.Do("DUMP", "original").text)->body);
+    client_.Do("DEL", "original");
+  }
+  client_.Do("CONFIG", "SET", "rdbcompression", "no");
+
+  size_t accepted = 0;
+  size_t live = 0;
+  std::vector<std::string> dumps;
+  for (size_t sent = 0; sent < kPayloads; sent += kBatch) {
+    for (size_t i = 0; i < kBatch; i++) {
+      const std::string& body = originals[i % originals.size()];
+      // Half of them damaged anywhere behind the type byte, which would lead away from our type;
+      // half of them damaged only in the value, in a frame that is right.
+      std::string payload;
+      if (i % 8 < 4) {
+        do {
+          payload = DumpPayload{mutate(body, 1), original_.rdb_version}.Seal();
+        } while (sanitized && AsksForMuchMemory(payload));
+      } else {
+        const int64_t token = 1'700'000'000'000'000 + static_cast<int64_t>(mutate.Below(1000));
+        const std::string owner(1 + mutate.Below(256), 'o');
+        payload = Frame(mutate(Value(token, 1000, kFarFuture, owner), 0));
+      }
+      client_.Send("RESTORE", "job", 0, payload, "REPLACE");
+      client_.Send("LOCK.INFO", "job");
+      client_.Send("DUMP", "job");
+    }
+    for (size_t i = 0; i < kBatch; i++) {
+      const Reply restored = client_.Read();
+      const Reply info = client_.Read();
+      const Reply dump = client_.Read();
+      if (restored.IsError("ERR Bad data format")) continue;
+      ASSERT_EQ(restored, Reply::Ok());
+      accepted++;
+      if (info.IsNil()) continue;  // its lease is over
+      live++;
+      const Reply holder = info.Field("holders").elements.at(0);
+      const Reply token = holder.Field("token");
+      ASSERT_TRUE(token.IsInteger()) << info;
+      ASSERT_GE(token.integer, 1);
+      ASSERT_LE(token.integer, kMaxToken);
+      const std::string owner = holder.Field("owner").text;
+      ASSERT_GE(owner.size(), 1U);
+      ASSERT_LE(owner.size(), 256U);
+      ASSERT_TRUE(dump.IsString()) << dump;
+      dumps.push_back(dump.text);
+    }
+  }
+  ASSERT_TRUE(server().running());
+  EXPECT_GT(accepted, kPayloads / 20) << "else the damage is too great to test anything";
+  EXPECT_LT(accepted, kPayloads * 3 / 4) << "else it is too small";
+  EXPECT_GT(live, accepted / 4);
+
+  // What was believed is a lock like any other.
+  for (const std::string& dump : dumps) {
+    client_.Send("RESTORE", "again", 0, dump, "REPLACE");
+    client_.Send("DUMP", "again");
+  }
+  for (const std::string& dump : dumps) {
+    ASSERT_EQ(client_.Read(), Reply::Ok());
+    ASSERT_EQ(client_.Read(), Reply::Str(dump));
+  }
+  EXPECT_LT(MustAcquire(client_, "new", "me"), NowMicros() + 3'700'000'000);
+}
+
+// --- RDB files -----------------------------------------------------------------------------------
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void WriteFile(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+// redis-check-rdb, or whatever stands beside REDIS_SERVER under that kind of name.
+int CheckRdb(const std::string& path) {
+  const char* server = std::getenv("REDIS_SERVER");
+  std::string checker = server != nullptr && *server != '\0' ? server : "redis-server";
+  checker.replace(checker.rfind("server"), 6, "check-rdb");
+  const std::string command = checker + " " + path + " > " + path + ".check 2>&1";
+  return std::system(command.c_str());
+}
+
+TEST(RdbFileTest, CheckerUnderstandsLocks) {
+  Server server({.args = {"--rdbchecksum", "no"}});
+  Client client = server.Connect();
+  for (const char* key : {"a", "b", "c"}) MustAcquire(client, key, std::string(200, 'x'));
+  client.Do("SET", "plain", "me");
+  EXPECT_EQ(client.Do("SAVE"), Reply::Ok());
+  const std::string path = server.dir() + "/dump.rdb";
+  EXPECT_EQ(CheckRdb(path), 0) << ReadFile(path + ".check");
+  EXPECT_NE(ReadFile(path + ".check").find("4 keys read"), std::string::npos);
+  WriteFile(path, ReadFile(path).substr(0, 200));
+  EXPECT_NE(CheckRdb(path), 0) << "else the check checks nothing";
+}
+
+// A value that no lock can have ends the start, in good order and with the reason in the log.
+TEST(RdbFileTest, DamagedValueEndsTheStart) {
+  Server server({.args = {"--rdbchecksum", "no", "--rdbcompression", "no"}});
+  Client client = server.Connect();
+  const int64_t token = MustAcquire(client, "job", "somebody");
+  const int64_t end = EndOf(client, "job");
+  const std::string value = Value(token, end - kMinute, end, "somebody");
+  EXPECT_EQ(client.Do("SAVE"), Reply::Ok());
+  server.Stop();
+  const std::string path = server.dir() + "/dump.rdb";
+  const std::string intact = ReadFile(path);
+  const size_t at = intact.find(value);
+  ASSERT_NE(at, std::string::npos) << "the format is not what docs/storage-format.md says";
+
+  std::string no_token = intact;
+  no_token.replace(at, 8, Word(0));
+  std::string endless = intact;
+  endless.replace(at + 16, 8, Word(~uint64_t{0}));
+  std::string version = intact;
+  version[at - 3] = '\x02';  // before the string's opcode and its length: the end of the module id
+  std::string shorter = intact;
+  shorter[at - 1] = '\x17';
+  for (const std::string& damaged :
+       {no_token, endless, version, shorter, intact.substr(0, at + 5)}) {
+    WriteFile(path, damaged);
+    server.options().must_start = false;
+    EXPECT_FALSE(server.Restart());
+    EXPECT_LT(server.exit_code().value_or(255), 128)
+        << "no signal; the server itself is not sure of its code";
+    EXPECT_EQ(server.CrashReport(), "");
+  }
+  EXPECT_NE(server.Log().find("not a lock: 32 bytes, encoding version 1"), std::string::npos);
+  EXPECT_NE(server.Log().find("encoding version 2"), std::string::npos);
+
+  // What is loaded is believed, also a token that no client could RESTORE.
+  std::string far_ahead = intact;
+  far_ahead.replace(at, 8, Word(static_cast<uint64_t>(kMaxToken)));
+  WriteFile(path, far_ahead);
+  server.options().must_start = true;
+  ASSERT_TRUE(server.Restart());
+  client = server.Connect();
+  EXPECT_EQ(client.Do("LOCK.FENCE", "job"), Reply::Int(kMaxToken));
+}
+
+}  // namespace
+}  // namespace turnstile::testing

@@ -1,0 +1,162 @@
+// Facts on the wire.
+
+#include "core/fact.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "printers.h"
+
+namespace turnstile {
+namespace {
+
+using namespace std::string_literals;
+using namespace std::string_view_literals;
+using Words = std::vector<std::string_view>;
+
+constexpr std::string_view kRefusal =
+    "ERR not a fact: expected HELD key owner token since-ms end-ms, or FLOOR token";
+constexpr std::string_view kLast = "9007199254740991";    // 2^53 - 1
+constexpr std::string_view kBeyond = "9007199254740992";  // 2^53
+
+std::optional<HeldFact> ParseHeld(const Words& words) {
+  const auto parsed = ParseFact(words);
+  const auto* fact = std::get_if<Fact>(&parsed);
+  const auto* held = fact == nullptr ? nullptr : std::get_if<HeldFact>(fact);
+  return held == nullptr ? std::nullopt : std::optional(*held);
+}
+
+std::optional<Token> ParseFloor(const Words& words) {
+  const auto parsed = ParseFact(words);
+  const auto* fact = std::get_if<Fact>(&parsed);
+  const auto* floor = fact == nullptr ? nullptr : std::get_if<FloorFact>(fact);
+  return floor == nullptr ? std::nullopt : std::optional(floor->token);
+}
+
+void ExpectRefused(const Words& words) {
+  const auto parsed = ParseFact(words);
+  const auto* error = std::get_if<ParseError>(&parsed);
+  EXPECT_EQ(error == nullptr ? "(accepted)" : error->text, kRefusal)
+      << testing::PrintToString(words);
+}
+
+// A good HELD with one word replaced.
+Words HeldWith(size_t index, std::string_view word) {
+  Words words = {"HELD", "key", "owner", "42", "1000", "2000"};
+  words.at(index) = word;
+  return words;
+}
+
+// What a number on the wire may not look like.
+const std::vector<std::string> kBadNumbers = {"",
+                                              "-1",
+                                              "+1",
+                                              " 1",
+                                              "1 ",
+                                              "01",
+                                              "00",
+                                              "1.0",
+                                              "1e3",
+                                              "0x1",
+                                              "abc",
+                                              "1\0"s,
+                                              "1\n"s,
+                                              "nan",
+                                              "9223372036854775808",
+                                              "18446744073709551617",
+                                              std::string(100, '9')};
+
+TEST(HeldFact, SaysWhoHoldsTheLock) {
+  const auto fact = ParseHeld(
+      {"HELD", "the key", "the owner", "1700000000000042", "1700000000000", "1700000030000"});
+  ASSERT_TRUE(fact.has_value());
+  EXPECT_EQ(fact->key, "the key");
+  EXPECT_EQ(fact->held.hold, (Hold{.owner = Owner{"the owner"},
+                                   .token = Token{1'700'000'000'000'042},
+                                   .since = Instant{Millis{1'700'000'000'000}},
+                                   .end = Instant{Millis{1'700'000'030'000}}}));
+}
+
+TEST(HeldFact, TakesAnyCaseAndAnyBytes) {
+  for (const std::string_view word : {"HELD", "held", "hElD"}) {
+    EXPECT_TRUE(ParseHeld(HeldWith(0, word)).has_value()) << word;
+  }
+  for (const std::string_view key : {""sv, "\0"sv, "\r\n"sv, "HELD"sv, "\xff\xfe"sv}) {
+    EXPECT_EQ(ParseHeld(HeldWith(1, key))->key, key);
+  }
+  const std::string longest(256, '\xff');
+  for (const std::string_view owner : {std::string_view(longest), "\0"sv, " "sv, "FLOOR"sv}) {
+    EXPECT_EQ(ParseHeld(HeldWith(2, owner))->held.hold.owner, Owner{owner});
+  }
+}
+
+TEST(HeldFact, TakesTheEdgesOfEveryRange) {
+  EXPECT_EQ(ParseHeld(HeldWith(3, "1"))->held.hold.token, kMinToken);
+  EXPECT_EQ(ParseHeld(HeldWith(3, kLast))->held.hold.token, kMaxToken);
+  EXPECT_EQ(ParseHeld(HeldWith(4, "0"))->held.hold.since, kMinInstant);
+  EXPECT_EQ(ParseHeld(HeldWith(4, kLast))->held.hold.since, kMaxInstant);
+  EXPECT_EQ(ParseHeld(HeldWith(5, "0"))->held.hold.end, kMinInstant);
+  EXPECT_EQ(ParseHeld(HeldWith(5, kLast))->held.hold.end, kMaxInstant);
+}
+
+TEST(HeldFact, Refuses) {
+  ExpectRefused(HeldWith(2, ""));
+  ExpectRefused(HeldWith(2, std::string(257, 'o')));
+  ExpectRefused(HeldWith(3, "0"));
+  for (const size_t number : {size_t{3}, size_t{4}, size_t{5}}) {
+    ExpectRefused(HeldWith(number, kBeyond));
+    ExpectRefused(HeldWith(number, "9223372036854775807"));
+    for (const std::string& bad : kBadNumbers) ExpectRefused(HeldWith(number, bad));
+  }
+  for (const std::string_view word :
+       {""sv, "HEL"sv, "HELD "sv, "HELDX"sv, "HELD\0"sv, "FLOOR"sv, "RELEASED"sv, "FREED"sv}) {
+    ExpectRefused(HeldWith(0, word));
+  }
+}
+
+TEST(FloorFact, NamesAToken) {
+  EXPECT_EQ(ParseFloor({"FLOOR", "1700000000000042"}), Token{1'700'000'000'000'042});
+  EXPECT_EQ(ParseFloor({"floor", "1"}), kMinToken);
+  EXPECT_EQ(ParseFloor({"FlOoR", kLast}), kMaxToken);
+}
+
+TEST(FloorFact, Refuses) {
+  ExpectRefused({"FLOOR", "0"});
+  ExpectRefused({"FLOOR", kBeyond});
+  ExpectRefused({"FLOOR", "9223372036854775807"});
+  for (const std::string& bad : kBadNumbers) ExpectRefused({"FLOOR", bad});
+  ExpectRefused({"HELD", "5"});
+  ExpectRefused({"FLOORS", "5"});
+  ExpectRefused({"5", "FLOOR"});
+}
+
+// A fact is exactly so many words: the wire is ours, nothing is left to guess.
+TEST(AnyFact, HasNeitherMoreNorFewerWords) {
+  const Words held = HeldWith(0, "HELD");
+  for (size_t size = 0; size < held.size(); ++size) {
+    ExpectRefused(Words(held.begin(), held.begin() + static_cast<std::ptrdiff_t>(size)));
+  }
+  Words more = held;
+  more.emplace_back("7");
+  ExpectRefused(more);
+  ExpectRefused({"FLOOR"});
+  ExpectRefused({"FLOOR", "5", "5"});
+  ExpectRefused({"FLOOR", "key", "owner", "42", "1000", "2000"});
+}
+
+// The strangers' bytes are not repeated in the refusal.
+TEST(AnyFact, RefusalIsOneFixedLine) {
+  ExpectRefused({"\r\n+OK\r\n"sv});
+  ExpectRefused({"HELD", "\n", "\n", "\n", "\n", "\n"});
+  ExpectRefused({std::string(size_t{10} << 20, '\n')});
+}
+
+}  // namespace
+}  // namespace turnstile

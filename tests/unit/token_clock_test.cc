@@ -1,0 +1,247 @@
+// The token clock with hand-set time. A moment is written in microseconds, as tokens are.
+
+#include "core/token_clock.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <random>
+
+#include "printers.h"
+
+namespace turnstile {
+namespace {
+
+constexpr uint64_t kNow = 1'700'000'000'123'456;
+constexpr uint64_t kLast = (uint64_t{1} << 53) - 1;
+constexpr uint64_t kSecond = 1'000'000;
+constexpr uint64_t kTenMinutes = 600 * kSecond;
+constexpr Millis kMargin = std::chrono::seconds{30};
+
+constexpr FineInstant At(int64_t micros) { return FineInstant{Micros{micros}}; }
+constexpr FineInstant At(uint64_t micros) { return At(static_cast<int64_t>(micros)); }
+
+constexpr FineInstant kBigBang = FineInstant::min();
+constexpr FineInstant kEndOfTime = FineInstant::max();
+
+TokenClock ClockAt(uint64_t last) {
+  TokenClock clock;
+  clock.Observe(Token{last});
+  return clock;
+}
+
+// What a server does with a grant: takes the next token and observes it.
+uint64_t Issue(TokenClock& clock, FineInstant now) {
+  const std::optional<Token> token = clock.Next(now);
+  if (!token.has_value()) return 0;
+  clock.Observe(*token);
+  return token->value;
+}
+
+TEST(TokenClock, BeginsAtZero) {
+  const TokenClock clock;
+  EXPECT_EQ(clock.last(), Token{0});
+  EXPECT_EQ(clock.LeadAt(At(kNow)), Micros{0});
+}
+
+TEST(TokenClock, TokenIsTheWallClockInMicroseconds) {
+  TokenClock clock;
+  EXPECT_EQ(Issue(clock, At(kNow)), kNow);
+  EXPECT_EQ(Issue(clock, At(kNow + 5)), kNow + 5);
+  EXPECT_EQ(Issue(clock, At(kNow + kSecond)), kNow + kSecond);
+}
+
+TEST(TokenClock, TokenIsOneMoreThanTheLastIfThatIsLarger) {
+  TokenClock clock;
+  EXPECT_EQ(Issue(clock, At(kNow)), kNow);
+  EXPECT_EQ(Issue(clock, At(kNow)), kNow + 1);
+  EXPECT_EQ(Issue(clock, At(kNow)), kNow + 2);
+  EXPECT_EQ(Issue(clock, At(kNow + 2)), kNow + 3);  // the wall clock shows the last token
+  EXPECT_EQ(Issue(clock, At(kNow + 4)), kNow + 4);  // both rules agree
+  EXPECT_EQ(Issue(clock, At(kNow + 6)), kNow + 6);
+}
+
+TEST(TokenClock, RisesWhenTheWallClockStepsBack) {
+  TokenClock clock;
+  EXPECT_EQ(Issue(clock, At(kNow)), kNow);
+  EXPECT_EQ(Issue(clock, At(kNow - 3600 * kSecond)), kNow + 1);
+  EXPECT_EQ(Issue(clock, At(uint64_t{0})), kNow + 2);
+  EXPECT_EQ(Issue(clock, kBigBang), kNow + 3);
+  EXPECT_EQ(Issue(clock, At(kNow + 3)), kNow + 4);
+  EXPECT_EQ(Issue(clock, At(kNow + 100)), kNow + 100);
+}
+
+TEST(TokenClock, NextIssuesNothingByItself) {
+  const TokenClock clock = ClockAt(kNow);
+  EXPECT_EQ(clock.Next(At(kNow)), Token{kNow + 1});
+  EXPECT_EQ(clock.Next(At(kNow)), Token{kNow + 1});
+  EXPECT_EQ(clock.last(), Token{kNow});
+}
+
+TEST(TokenClock, AnyWalkOfTheWallClockGivesRisingTokens) {
+  constexpr uint64_t kSeed = 4711;
+  SCOPED_TRACE(kSeed);
+  std::mt19937_64 random(kSeed);
+  TokenClock clock;
+  uint64_t previous = 0;
+  int64_t now = static_cast<int64_t>(kNow);
+  for (int i = 0; i < 20'000; ++i) {
+    now += static_cast<int64_t>(random() % 2'000) - 900;
+    const uint64_t token = Issue(clock, At(now));
+    ASSERT_GT(token, previous);
+    ASSERT_GE(token, static_cast<uint64_t>(now));
+    previous = token;
+  }
+}
+
+TEST(TokenClock, ObserveRaisesAndNeverLowers) {
+  TokenClock clock;
+  clock.Observe(Token{kNow});
+  EXPECT_EQ(clock.last(), Token{kNow});
+  clock.Observe(Token{kNow - 1});
+  EXPECT_EQ(clock.last(), Token{kNow});
+  clock.Observe(Token{0});
+  EXPECT_EQ(clock.last(), Token{kNow});
+  clock.Observe(Token{kNow + 7});
+  EXPECT_EQ(clock.last(), Token{kNow + 7});
+  EXPECT_EQ(clock.Next(At(kNow)), Token{kNow + 8});
+}
+
+TEST(TokenClock, ObserveStopsAtTheLastToken) {
+  for (const uint64_t token : {kLast, kLast + 1, std::numeric_limits<uint64_t>::max()}) {
+    EXPECT_EQ(ClockAt(token).last(), kMaxToken);
+  }
+}
+
+TEST(TokenClock, WallClockBefore1970CountsAsZero) {
+  for (const FineInstant now : {At(int64_t{0}), At(int64_t{-1}), At(int64_t{-123'456}), kBigBang}) {
+    const TokenClock clock;
+    EXPECT_EQ(clock.Next(now), kMinToken);  // never zero
+    EXPECT_EQ(clock.LeadAt(now), Micros{0});
+    EXPECT_EQ(ClockAt(5).Next(now), Token{6});
+    EXPECT_EQ(ClockAt(5).LeadAt(now), Micros{5});
+    TokenClock started;
+    EXPECT_EQ(started.StartIssuing(now, kMargin), Token{30 * kSecond});
+  }
+  EXPECT_EQ(TokenClock().Next(At(int64_t{1})), Token{1});
+  EXPECT_EQ(TokenClock().Next(At(int64_t{2})), Token{2});
+}
+
+TEST(TokenClock, RefusesToIssueBeyondTheLastToken) {
+  // The clock alone comes to its end.
+  TokenClock clock = ClockAt(kLast - 2);
+  EXPECT_EQ(Issue(clock, At(kNow)), kLast - 1);
+  EXPECT_EQ(Issue(clock, At(kNow)), kLast);
+  EXPECT_EQ(clock.Next(At(kNow)), std::nullopt);
+  EXPECT_EQ(clock.Next(kBigBang), std::nullopt);
+  EXPECT_EQ(clock.Next(kEndOfTime), std::nullopt);
+  EXPECT_EQ(clock.last(), kMaxToken);
+  // The wall clock alone does.
+  EXPECT_EQ(TokenClock().Next(At(kLast - 1)), Token{kLast - 1});
+  EXPECT_EQ(TokenClock().Next(At(kLast)), Token{kLast});
+  EXPECT_EQ(TokenClock().Next(At(kLast + 1)), std::nullopt);
+  EXPECT_EQ(TokenClock().Next(At(kLast + 2)), std::nullopt);
+  EXPECT_EQ(TokenClock().Next(kEndOfTime), std::nullopt);
+  // A wall clock that was wrong for a while does no harm if nothing was issued.
+  EXPECT_EQ(ClockAt(kNow).Next(At(kNow + 9)), Token{kNow + 9});
+}
+
+TEST(TokenClock, StartIssuingAddsTheMarginToTheLargerOfBoth) {
+  TokenClock empty;
+  EXPECT_EQ(empty.StartIssuing(At(kNow), kMargin), Token{kNow + 30 * kSecond});
+  EXPECT_EQ(empty.last(), Token{kNow + 30 * kSecond});
+  EXPECT_EQ(empty.Next(At(kNow)), Token{kNow + 30 * kSecond + 1});
+
+  TokenClock behind = ClockAt(kNow - 5);
+  EXPECT_EQ(behind.StartIssuing(At(kNow), kMargin), Token{kNow + 30 * kSecond});
+
+  TokenClock ahead = ClockAt(kNow + 5);
+  EXPECT_EQ(ahead.StartIssuing(At(kNow), kMargin), Token{kNow + 5 + 30 * kSecond});
+
+  TokenClock fine;
+  EXPECT_EQ(fine.StartIssuing(At(kNow), Millis{1}), Token{kNow + 1000});
+}
+
+TEST(TokenClock, StartIssuingWithoutMargin) {
+  TokenClock behind = ClockAt(kNow - 5);
+  EXPECT_EQ(behind.StartIssuing(At(kNow), Millis{0}), Token{kNow});
+  EXPECT_EQ(behind.Next(At(kNow)), Token{kNow + 1});
+  TokenClock ahead = ClockAt(kNow + 5);
+  EXPECT_EQ(ahead.StartIssuing(At(kNow), Millis{0}), Token{kNow + 5});
+}
+
+TEST(TokenClock, StartIssuingLeavesTheMarginOutAtALeadOfTenMinutes) {
+  struct Case {
+    uint64_t lead;
+    bool margin;
+  };
+  for (const auto& [lead, margin] :
+       {Case{0, true}, Case{kTenMinutes / 2, true}, Case{kTenMinutes - 1, true},
+        Case{kTenMinutes, false}, Case{kTenMinutes + 1, false}, Case{48 * kTenMinutes, false}}) {
+    SCOPED_TRACE(lead);
+    TokenClock clock = ClockAt(kNow + lead);
+    const Token started{kNow + lead + (margin ? 30 * kSecond : 0)};
+    EXPECT_EQ(clock.StartIssuing(At(kNow), kMargin), started);
+    EXPECT_EQ(clock.last(), started);
+  }
+}
+
+TEST(TokenClock, RestartsInALoopDoNotRunAway) {
+  TokenClock clock;
+  for (int i = 0; i < 1000; ++i) clock.StartIssuing(At(kNow), kMargin);
+  EXPECT_EQ(clock.last(), Token{kNow + kTenMinutes});  // 20 margins of 30 s
+}
+
+// "As long as clock skew plus the lead of the tokens that were lost stays under the margin."
+TEST(TokenClock, MarginCoversWhatWasForgotten) {
+  for (const uint64_t lost_lead : {uint64_t{0}, uint64_t{1}, 29 * kSecond, 30 * kSecond}) {
+    TokenClock forgetful;
+    forgetful.StartIssuing(At(kNow), kMargin);
+    EXPECT_GT(forgetful.Next(At(kNow))->value, kNow + lost_lead);
+  }
+}
+
+TEST(TokenClock, StartIssuingStopsAtTheLastToken) {
+  for (const uint64_t last : {kLast - 30 * kSecond + 1, kLast - 1, kLast}) {
+    TokenClock near = ClockAt(last);
+    EXPECT_EQ(near.StartIssuing(At(last), kMargin), kMaxToken);
+    EXPECT_EQ(near.Next(At(last)), std::nullopt);
+  }
+  TokenClock just = ClockAt(kLast - 30 * kSecond - 1);
+  EXPECT_EQ(just.StartIssuing(At(kLast - 30 * kSecond - 1), kMargin), Token{kLast - 1});
+  EXPECT_EQ(just.Next(At(uint64_t{0})), kMaxToken);
+  for (const FineInstant now : {At(kLast + 1), At(kLast + 2), kEndOfTime}) {
+    TokenClock lost;
+    EXPECT_EQ(lost.StartIssuing(now, kMargin), kMaxToken);
+    EXPECT_EQ(lost.StartIssuing(now, Millis{0}), kMaxToken);
+    EXPECT_EQ(lost.Next(now), std::nullopt);
+  }
+}
+
+TEST(TokenClock, LeadIsTheWayAheadOfTheWallClock) {
+  const TokenClock clock = ClockAt(kNow);
+  EXPECT_EQ(clock.LeadAt(At(kNow - 1)), Micros{1});
+  EXPECT_EQ(clock.LeadAt(At(kNow)), Micros{0});
+  EXPECT_EQ(clock.LeadAt(At(kNow + 1)), Micros{0});
+  EXPECT_EQ(clock.LeadAt(At(kNow - kTenMinutes)), Micros{600 * int64_t{kSecond}});
+  EXPECT_EQ(clock.LeadAt(kBigBang), Micros{int64_t{kNow}});
+  EXPECT_EQ(clock.LeadAt(kEndOfTime), Micros{0});
+}
+
+TEST(TokenClock, LeadOfAnyToken) {
+  EXPECT_EQ(LeadOf(Token{0}, At(kNow)), Micros{0});
+  EXPECT_EQ(LeadOf(Token{kNow}, At(kNow)), Micros{0});
+  EXPECT_EQ(LeadOf(Token{kNow + 3}, At(kNow)), Micros{3});
+  EXPECT_EQ(LeadOf(kMaxToken, At(uint64_t{0})), Micros{int64_t{kLast}});
+  EXPECT_EQ(LeadOf(kMaxToken, kEndOfTime), Micros{0});
+  // The edge of what a client may restore.
+  const FineInstant now = At(kNow);
+  EXPECT_FALSE(LeadOf(Token{kNow + 3600 * kSecond}, now) > kLargestRestoredLead);
+  EXPECT_TRUE(LeadOf(Token{kNow + 3600 * kSecond + 1}, now) > kLargestRestoredLead);
+}
+
+}  // namespace
+}  // namespace turnstile

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <charconv>
-#include <initializer_list>
 #include <utility>
+#include <vector>
 
 namespace turnstile {
 namespace {
+
+using Options = std::vector<std::string_view>;
 
 // Reads arguments from left to right. The first mistake is kept; after it nothing is left to read,
 // so a parser needs no check after every step and reports the mistake once, in Finish.
@@ -48,16 +50,15 @@ class Reader {
     rest_ = {};
   }
 
-  // `expected` are the options that could stand here, if any are left.
-  void FailOnUnknown(std::initializer_list<std::string_view> expected) {
-    std::string text = "syntax error at " + Quoted(rest_.front()) + ": expected ";
-    bool first = true;
-    for (const std::string_view option : expected) {
-      if (option.empty()) continue;
-      if (!std::exchange(first, false)) text += " or ";
-      text += option;
+  // `expected` are the options that could stand here.
+  void FailOnUnknown(const Options& expected) {
+    std::string text;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      if (i > 0) text += i + 1 < expected.size() ? ", " : " or ";
+      text += expected[i];
     }
-    Fail(first ? text + "nothing more" : text);
+    Fail("syntax error at " + Quoted(rest_.front()) + ": expected " +
+         (text.empty() ? "nothing more" : text));
   }
 
   template <typename Request>
@@ -85,7 +86,9 @@ class Reader {
 };
 
 // <PX ms | EX s>
-constexpr std::string_view kLeaseGrammar = "PX ms or EX s";
+Options LeaseOptions(const std::optional<Millis>& lease) {
+  return lease.has_value() ? Options{} : Options{"PX ms", "EX s"};
+}
 
 // Takes the lease option if it stands next. Returns whether it did.
 bool TakeLease(Reader& reader, const Limits& limits, std::optional<Millis>& lease) {
@@ -100,14 +103,12 @@ bool TakeLease(Reader& reader, const Limits& limits, std::optional<Millis>& leas
 
 Millis RequireLease(Reader& reader, std::optional<Millis> lease) {
   if (!lease.has_value()) {
-    reader.Fail("syntax error: the lease is missing, give " + std::string(kLeaseGrammar));
+    reader.Fail("syntax error: the lease is missing, give PX ms or EX s");
   }
   return lease.value_or(Millis{1});
 }
 
 // [WAIT ms]
-constexpr std::string_view kWaitGrammar = "WAIT ms";
-
 bool TakeWait(Reader& reader, std::optional<Millis>& wait) {
   if (!reader.TakeKeyword("WAIT")) return false;
   if (wait.has_value()) reader.Fail("syntax error: WAIT is given twice");
@@ -125,7 +126,9 @@ Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits) {
   std::optional<Millis> wait;
   while (!reader.AtEnd()) {
     if (!TakeLease(reader, limits, lease) && !TakeWait(reader, wait)) {
-      reader.FailOnUnknown({lease ? "" : kLeaseGrammar, wait ? "" : kWaitGrammar});
+      Options expected = LeaseOptions(lease);
+      if (!wait.has_value()) expected.emplace_back("WAIT ms");
+      reader.FailOnUnknown(expected);
     }
   }
   return reader.Finish(
@@ -144,7 +147,8 @@ Parsed<TouchRequest> ParseTouch(Args args, const Limits& limits) {
   const Owner owner = reader.TakeOwner();
   std::optional<Millis> lease;
   while (!reader.AtEnd()) {
-    if (!TakeLease(reader, limits, lease)) reader.FailOnUnknown({lease ? "" : kLeaseGrammar});
+    if (TakeLease(reader, limits, lease)) continue;
+    reader.FailOnUnknown(LeaseOptions(lease));
   }
   return reader.Finish(TouchRequest{owner, RequireLease(reader, lease)});
 }

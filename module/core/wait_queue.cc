@@ -121,10 +121,10 @@ void WaitQueue::Drop(Line& line) {
   woken_.erase(&line);
   auto& of_db = lines_.find(line.lock_.db)->second;
   of_db.erase(of_db.find(line.lock_.key));
-  if (empty()) {  // after a rush the tables would stay large
-    lines_ = {};
-    parties_ = {};
-    woken_ = {};
+  if (empty()) {  // after a rush the tables, though empty, would stay large
+    lines_ = decltype(lines_)();
+    parties_ = decltype(parties_)();
+    woken_ = decltype(woken_)();
   }
 }
 

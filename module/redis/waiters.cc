@@ -141,7 +141,7 @@ Waiters::Parked* Waiters::FindParked(RedisModuleBlockedClient* client) {
 void Waiters::LetGo(Parked& parked) {
   if (parked.in_line()) queue_.Leave(parked);
   parked_.erase(parked.client);
-  if (parked_.empty()) parked_ = {};  // after a rush the table would stay large
+  if (parked_.empty()) parked_ = decltype(parked_)();  // the empty table may be large
   RedisModule_UnblockClient(parked.client, &parked);
 }
 

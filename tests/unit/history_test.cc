@@ -174,7 +174,8 @@ class Node {
     const auto found = keys.find(key);
     if (found == keys.end()) return {};
     const Entry& entry = found->second;
-    if (entry.plain.has_value()) return {.lock = nullptr, .plain = PlainLock{*entry.plain}};
+    if (entry.plain.has_value())
+      return {.lock = nullptr, .plain = PlainLock{*entry.plain, kMaxInstant}};
     return {.lock = entry.lock.get(), .plain = std::nullopt};
   }
 
@@ -505,7 +506,8 @@ class History {
     const std::string number = std::to_string(lease);
     const auto request = std::get<AcquireRequest>(
         ParseAcquire(std::array<std::string_view, 3>{owner, "PX", number}, kLimits));
-    const Decision decision = Decide(primary_.At(key), request, fine_now(), primary_.clock);
+    const Decision decision =
+        Decide(primary_.At(key), request, Ahead::kNobody, fine_now(), primary_.clock);
     Expect("acquire", decision.outcome, model_.Acquire(key, owner, lease, now_));
     if (!decision.change.has_value()) return;
     ASSERT_TRUE(std::holds_alternative<Held>(*decision.change));

@@ -67,7 +67,7 @@ class Scene {
   }
 
   Place place() const {
-    if (plain_.has_value()) return {.lock = nullptr, .plain = PlainLock{*plain_}};
+    if (plain_.has_value()) return {.lock = nullptr, .plain = PlainLock{*plain_, kMaxInstant}};
     return {.lock = lock_.get(), .plain = std::nullopt};
   }
 
@@ -169,7 +169,7 @@ INSTANTIATE_TEST_SUITE_P(All, LockSituation, testing::ValuesIn(kSituations),
 TEST_P(LockSituation, Acquire) {
   const Scene scene(s().stored);
   const Decision decision =
-      Decide(scene.place(), AcquireRequest{s().asker, kLease}, fine_now(), clock_);
+      Decide(scene.place(), AcquireRequest{s().asker, kLease}, Ahead::kNobody, fine_now(), clock_);
   EXPECT_EQ(decision.outcome, s().acquire);
   if (s().acquire == Outcome::kGranted) {
     EXPECT_EQ(
@@ -227,14 +227,40 @@ TEST_P(LockSituation, Fence) {
 // At the end of the token clock only those are turned away who need a new token.
 TEST_P(LockSituation, AcquireWhenTokensAreUsedUp) {
   const Scene scene(s().stored);
-  const Decision decision =
-      Decide(scene.place(), AcquireRequest{s().asker, kLease}, fine_now(), ClockAt(kMaxToken));
+  const Decision decision = Decide(scene.place(), AcquireRequest{s().asker, kLease}, Ahead::kNobody,
+                                   fine_now(), ClockAt(kMaxToken));
   if (s().acquire == Outcome::kGranted) {
     EXPECT_EQ(decision.outcome, Outcome::kTokensUsedUp);
     EXPECT_FALSE(decision.change.has_value());
   } else {
     EXPECT_EQ(decision.outcome, s().acquire);
     EXPECT_EQ(decision.change.has_value(), s().acquire == Outcome::kHeldAlready);
+  }
+}
+
+// Whoever does not hold the lock stands behind those who wait for it.
+TEST_P(LockSituation, AcquireWhileOthersWait) {
+  const Scene scene(s().stored);
+  const Decision decision =
+      Decide(scene.place(), AcquireRequest{s().asker, kLease}, Ahead::kOthers, fine_now(), clock_);
+  const bool free = s().acquire == Outcome::kGranted && !scene.place().plain.has_value();
+  EXPECT_EQ(decision.outcome, free ? Outcome::kOthersWait : s().acquire);
+  EXPECT_EQ(decision.change.has_value(), !free && s().acquire != Outcome::kHeldByOther);
+}
+
+TEST_P(LockSituation, Holder) {
+  const Scene scene(s().stored);
+  const std::optional<Holder> holder = HolderOf(scene.place(), now());
+  if (scene.place().plain.has_value()) {
+    const bool too_long = s().stored == Stored::kOversizePlain;
+    ASSERT_TRUE(holder.has_value());
+    EXPECT_EQ(holder->owner.bytes, too_long ? "" : scene.place().plain->value);
+    EXPECT_EQ(holder->end, kMaxInstant);
+  } else {
+    ASSERT_EQ(holder.has_value(), s().current);
+    if (!s().current) return;
+    EXPECT_EQ(holder->owner, kAnn);
+    EXPECT_EQ(holder->end, kEnd);
   }
 }
 
@@ -262,7 +288,8 @@ TEST(Hold, LivesThroughItsLastMillisecond) {
 TEST(Hold, LivesThroughTheLastMicrosecondOfItsLastMillisecond) {
   const Scene scene(Stored::kAnnsLock);
   const auto ask = [&](FineInstant now) {
-    return Decide(scene.place(), AcquireRequest{kBob, kTick}, now, ClockAt(kToken)).outcome;
+    return Decide(scene.place(), AcquireRequest{kBob, kTick}, Ahead::kNobody, now, ClockAt(kToken))
+        .outcome;
   };
   EXPECT_EQ(ask(kEnd + Micros{999}), Outcome::kHeldByOther);
   EXPECT_EQ(ask(kEnd + Micros{1000}), Outcome::kGranted);
@@ -280,8 +307,8 @@ TEST(Lock, LeaseCountsFromTheRequestAndMayGetShorter) {
   for (const int64_t lease : {int64_t{1}, int64_t{100}, int64_t{29'990}, int64_t{86'400'000}}) {
     const Instant end = now + Millis{lease};
     EXPECT_EQ(HoldOf(Decide(scene.place(), TouchRequest{kAnn, Millis{lease}}, now)).end, end);
-    EXPECT_EQ(HoldOf(Decide(scene.place(), AcquireRequest{kAnn, Millis{lease}}, FineInstant(now),
-                            TokenClock()))
+    EXPECT_EQ(HoldOf(Decide(scene.place(), AcquireRequest{kAnn, Millis{lease}}, Ahead::kNobody,
+                            FineInstant(now), TokenClock()))
                   .end,
               end);
   }
@@ -300,10 +327,13 @@ TEST(Lock, NewHoldTakesTheHigherOfClockAndWallClock) {
   const Scene scene(Stored::kNothing);
   const AcquireRequest request{kAnn, kTick};
   const TokenClock ahead = ClockAt(Token{kToken.value + 1'000'000'000});
-  EXPECT_EQ(HoldOf(Decide(scene.place(), request, FineInstant(kSince), ahead)).token,
-            Token{kToken.value + 1'000'000'001});
-  EXPECT_EQ(HoldOf(Decide(scene.place(), request, FineInstant(kSince), TokenClock())).token,
-            Token{1'700'000'000'000'000});
+  EXPECT_EQ(
+      HoldOf(Decide(scene.place(), request, Ahead::kNobody, FineInstant(kSince), ahead)).token,
+      Token{kToken.value + 1'000'000'001});
+  EXPECT_EQ(
+      HoldOf(Decide(scene.place(), request, Ahead::kNobody, FineInstant(kSince), TokenClock()))
+          .token,
+      Token{1'700'000'000'000'000});
 }
 
 // The whole life of a lock, step by step, as a server leads it.
@@ -312,8 +342,8 @@ TEST(Lock, StolenLockStory) {
   TokenClock clock;
   const auto place = [&] { return Place{.lock = lock.get(), .plain = std::nullopt}; };
   const auto acquire = [&](Owner owner, Instant now) {
-    const Decision decision =
-        Decide(place(), AcquireRequest{owner, Millis{100}}, FineInstant(now), clock);
+    const Decision decision = Decide(place(), AcquireRequest{owner, Millis{100}}, Ahead::kNobody,
+                                     FineInstant(now), clock);
     if (decision.change.has_value()) {
       const Held held = std::get<Held>(*decision.change);
       Lock* const stored = Apply(lock.get(), held);
@@ -345,8 +375,8 @@ TEST(Lock, LostHoldIsNeverRevived) {
   const Instant now = kEnd + kTick;
   EXPECT_FALSE(Decide(scene.place(), TouchRequest{kAnn, Millis{1000}}, now).change.has_value());
   EXPECT_FALSE(Decide(scene.place(), ReleaseRequest{kAnn}, now).change.has_value());
-  const Decision again =
-      Decide(scene.place(), AcquireRequest{kAnn, Millis{1000}}, FineInstant(now), ClockAt(kToken));
+  const Decision again = Decide(scene.place(), AcquireRequest{kAnn, Millis{1000}}, Ahead::kNobody,
+                                FineInstant(now), ClockAt(kToken));
   EXPECT_EQ(again.outcome, Outcome::kGranted);
   EXPECT_GT(HoldOf(again).token, kToken);
   EXPECT_EQ(HoldOf(again).since, now);

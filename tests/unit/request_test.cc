@@ -91,6 +91,7 @@ class LeaseRequest : public testing::TestWithParam<LeaseCommand> {
   static std::string Error(const Words& words, const Limits& limits = kDay) {
     return Read(words, limits).error;
   }
+  static bool is_acquire() { return GetParam().name == std::string_view("Acquire"); }
 };
 
 INSTANTIATE_TEST_SUITE_P(
@@ -256,7 +257,7 @@ TEST_P(LeaseRequest, RefusesALeaseGivenTwice) {
 // Those of the contract that later work adds, those of SET, and what only looks like an option.
 TEST_P(LeaseRequest, RefusesOptionsThatDoNotExist) {
   for (const std::string_view option :
-       {"WAIT"sv,     "wait"sv, "SHARED"sv, "LIMIT"sv, "REENTRANT"sv, "SESSION"sv, "LINGER"sv,
+       {"WAITS"sv,    "WAI"sv,  "SHARED"sv, "LIMIT"sv, "REENTRANT"sv, "SESSION"sv, "LINGER"sv,
         "FLOOR"sv,    "ALSO"sv, "NX"sv,     "XX"sv,    "PXAT"sv,      "EXAT"sv,    "KEEPTTL"sv,
         "GET"sv,      "TTL"sv,  "P"sv,      "X"sv,     "PXX"sv,       "PX "sv,     " PX"sv,
         "PX\0"sv,     "\0PX"sv, "P X"sv,    "PX=5"sv,  "-PX"sv,       "5"sv,       "5000"sv,
@@ -265,12 +266,12 @@ TEST_P(LeaseRequest, RefusesOptionsThatDoNotExist) {
     const std::string place = "ERR syntax error at " + Quoted(option) + ": expected ";
     for (const Words& words :
          std::vector<Words>{{"o", option}, {"o", option, "100"}, {"o", option, "100", "PX", "5"}}) {
-      EXPECT_EQ(Error(words), place + "PX ms or EX s");
+      EXPECT_EQ(Error(words), place + (is_acquire() ? "PX ms, EX s or WAIT ms" : "PX ms or EX s"));
     }
     for (const Words& words : std::vector<Words>{{"o", "PX", "5", option},
                                                  {"o", "PX", "5", option, "100"},
                                                  {"o", "EX", "5", option, "100", "PX", "5"}}) {
-      EXPECT_TRUE(Error(words).starts_with(place)) << Error(words);
+      EXPECT_EQ(Error(words), place + (is_acquire() ? "WAIT ms" : "nothing more"));
     }
   }
 }
@@ -280,6 +281,46 @@ TEST_P(LeaseRequest, BlamesTheFirstMistake) {
   EXPECT_TRUE(Error({"o", "EX", "y", "PX", "x"}).starts_with("ERR EX must be"));
   EXPECT_TRUE(Error({"o", "PX", "0", "NIX"}).starts_with("ERR PX must be"));
   EXPECT_TRUE(Error({"o", "NIX", "PX", "0"}).starts_with("ERR syntax error at \"NIX\""));
+}
+
+// --- LOCK.ACQUIRE only: [WAIT ms] -------------------------------------------------------------
+
+Parsed<AcquireRequest> Acquire(const Words& words) { return ParseAcquire(words, kDay); }
+
+TEST(AcquireRequest, WaitsAnywhereAmongTheOptions) {
+  for (const Words& words : std::vector<Words>{{"o", "PX", "5", "WAIT", "70"},
+                                               {"o", "WAIT", "70", "PX", "5"},
+                                               {"o", "wait", "70", "px", "5"}}) {
+    const auto parsed = Acquire(words);
+    ASSERT_EQ(ErrorOf(parsed), "(accepted)") << testing::PrintToString(words);
+    EXPECT_EQ(std::get<AcquireRequest>(parsed).wait, Millis{70});
+    EXPECT_EQ(std::get<AcquireRequest>(parsed).lease, Millis{5});
+  }
+}
+
+TEST(AcquireRequest, DoesNotWaitUnlessAsked) {
+  EXPECT_EQ(std::get<AcquireRequest>(Acquire({"o", "PX", "5"})).wait, Millis{0});
+  EXPECT_EQ(std::get<AcquireRequest>(Acquire({"o", "PX", "5", "WAIT", "0"})).wait, Millis{0});
+}
+
+TEST(AcquireRequest, WaitsAtMostTenYears) {
+  EXPECT_EQ(std::get<AcquireRequest>(Acquire({"o", "PX", "5", "WAIT", "315360000000"})).wait,
+            kMaxWait);
+}
+
+TEST(AcquireRequest, RefusesOtherWaits) {
+  for (const std::string_view wait : {"-1"sv, "+1"sv, " 1"sv, "1 "sv, "01"sv, "1.5"sv, "1e3"sv,
+                                      ""sv, "x"sv, "315360000001"sv, "99999999999999999999"sv}) {
+    EXPECT_EQ(ErrorOf(Acquire({"o", "PX", "5", "WAIT", wait})),
+              "ERR WAIT must be a whole number from 0 to 315360000000 in plain digits, not " +
+                  Quoted(wait));
+  }
+  EXPECT_EQ(ErrorOf(Acquire({"o", "PX", "5", "WAIT"})),
+            "ERR syntax error: the number after WAIT is missing");
+  EXPECT_EQ(ErrorOf(Acquire({"o", "WAIT", "1", "PX", "5", "WAIT", "1"})),
+            "ERR syntax error: WAIT is given twice");
+  EXPECT_EQ(ErrorOf(Acquire({"o", "WAIT", "1"})),
+            "ERR syntax error: the lease is missing, give PX ms or EX s");
 }
 
 // --- LOCK.RELEASE: owner ----------------------------------------------------------------------

@@ -1,0 +1,655 @@
+// Every way in which a wait can end without a grant, and everything that keeps a grant back.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <iostream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "support/aof.h"
+#include "support/eventually.h"
+#include "support/lock_test.h"
+#include "support/resp3.h"
+#include "support/server.h"
+#include "support/waiting.h"
+
+namespace turnstile::testing {
+namespace {
+
+using Owners = std::vector<std::string>;
+
+class ExitsTest : public SharedWaitingTest<ExitsTest> {
+ protected:
+  Reply Release(std::string_view key, std::string_view owner) {
+    return client_.Do("LOCK.RELEASE", key, owner);
+  }
+
+  bool LineBecomes(std::string_view key, const Owners& owners) {
+    return Eventually([&] { return LineOf(client_, key) == owners; });
+  }
+};
+
+// --- Leaving the line -------------------------------------------------------------------------
+
+struct Exit {
+  const char* name;
+  std::function<void(RawWaiter&, Client&)> leave;
+  // What the one who leaves still hears.
+  std::function<bool(RawConnection&)> hears;
+};
+
+const std::vector<Exit> kExits = {
+    {"CLIENT UNBLOCK",
+     [](RawWaiter& waiter, Client& client) {
+       EXPECT_EQ(client.Do("CLIENT", "UNBLOCK", waiter.id()), Reply::Int(1));
+     },
+     [](RawConnection& connection) { return connection.ReadReply().IsNil(); }},
+    {"CLIENT UNBLOCK TIMEOUT",
+     [](RawWaiter& waiter, Client& client) {
+       EXPECT_EQ(client.Do("CLIENT", "UNBLOCK", waiter.id(), "TIMEOUT"), Reply::Int(1));
+     },
+     [](RawConnection& connection) { return connection.ReadReply().IsNil(); }},
+    {"CLIENT UNBLOCK ERROR",
+     [](RawWaiter& waiter, Client& client) {
+       EXPECT_EQ(client.Do("CLIENT", "UNBLOCK", waiter.id(), "ERROR"), Reply::Int(1));
+     },
+     [](RawConnection& connection) { return connection.ReadReply().IsError("UNBLOCKED "); }},
+    {"CLIENT KILL",
+     [](RawWaiter& waiter, Client& client) {
+       EXPECT_EQ(client.Do("CLIENT", "KILL", "ID", waiter.id()), Reply::Int(1));
+     },
+     [](RawConnection& connection) { return connection.Ends(); }},
+    {"half-closed", [](RawWaiter& waiter, Client& /*client*/) { waiter.HalfClose(); },
+     [](RawConnection& connection) { return connection.Ends(); }},
+    {"closed", [](RawWaiter& waiter, Client& /*client*/) { waiter.connection.Close(); },
+     [](RawConnection& /*connection*/) { return true; }},
+    {"reset", [](RawWaiter& waiter, Client& /*client*/) { waiter.Reset(); },
+     [](RawConnection& /*connection*/) { return true; }},
+};
+
+TEST_F(ExitsTest, ThoseBehindMoveUp) {
+  for (const Exit& exit : kExits) {
+    for (const size_t place : {0U, 1U, 2U}) {
+      SCOPED_TRACE(std::string(exit.name) + ", place " + std::to_string(place));
+      StartAfresh();
+      MustAcquire(client_, "job", "alice");
+      RawWaiter leaver(server());
+      Waiter other(server());
+      Waiter last(server());
+      Owners line;
+      for (size_t i = 0; i < 3; i++) {
+        if (i == place) {
+          leaver.Wait("job", "leaver");
+        } else {
+          (line.empty() ? other : last).Wait("job", line.empty() ? "other" : "last");
+          line.emplace_back(line.empty() ? "other" : "last");
+        }
+      }
+      exit.leave(leaver, client_);
+      ASSERT_TRUE(exit.hears(leaver.connection));
+      ASSERT_TRUE(LineBecomes("job", line));
+      EXPECT_EQ(WaitersNow(client_), "2");
+      EXPECT_EQ(HolderOf(client_, "job"), "alice");
+      EXPECT_EQ(Release("job", "alice"), Reply::Int(1));
+      ASSERT_TRUE(other.Read().IsInteger());
+      EXPECT_EQ(Release("job", "other"), Reply::Int(1));
+      ASSERT_TRUE(last.Read().IsInteger());
+    }
+  }
+}
+
+// Release and leave in one pass: the place is gone before anybody is served.
+TEST_F(ExitsTest, WhoLeavesInThePassOfTheReleaseGetsNothing) {
+  for (const char* how : {"TIMEOUT", "ERROR", "KILL"}) {
+    SCOPED_TRACE(how);
+    StartAfresh();
+    MustAcquire(client_, "job", "alice");
+    RawWaiter leaver(server());
+    leaver.Wait("job", "leaver");
+    Waiter other(server(), "job", "other");
+    const std::string id = std::to_string(leaver.id());
+    const Command leave = how == std::string("KILL") ? Command{"CLIENT", "KILL", "ID", id}
+                                                     : Command{"CLIENT", "UNBLOCK", id, how};
+    RawConnection raw = server().ConnectRaw();
+    EXPECT_EQ(DoAtOnce(raw, {{"MULTI"}, {"LOCK.RELEASE", "job", "alice"}, leave, {"EXEC"}}).back(),
+              Reply::Array({Reply::Int(1), Reply::Int(1)}));
+    EXPECT_TRUE(other.Read().IsInteger());
+    EXPECT_EQ(HolderOf(client_, "job"), "other");
+    if (how == std::string("KILL")) {
+      EXPECT_TRUE(leaver.connection.Ends());
+    } else {
+      EXPECT_FALSE(leaver.connection.ReadReply().IsInteger());
+      EXPECT_EQ(leaver.connection.Do("PING"), Reply::Status("PONG"));
+    }
+  }
+}
+
+TEST_F(ExitsTest, AllAtOnce) {
+  MustAcquire(client_, "job", "alice");
+  MustAcquire(client_, "task", "alice");
+  std::vector<Waiter> waiters;
+  for (int i = 0; i < 200; i++) {
+    waiters.emplace_back(server(), i % 2 == 0 ? "job" : "task", std::to_string(i));
+  }
+  EXPECT_EQ(WaitersNow(client_), "200");
+  EXPECT_EQ(client_.Do("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"), Reply::Int(200));
+  EXPECT_EQ(WaitersNow(client_), "0");
+  EXPECT_EQ(LineOf(client_, "job"), Owners{});
+  EXPECT_EQ(HolderOf(client_, "job"), "alice");
+}
+
+TEST_F(ExitsTest, CommandsBehindTheWaitKeepTheirOrder) {
+  const auto expect_order = [this](const std::string& how, const std::function<void(int64_t)>& end,
+                                   const std::function<bool(const Reply&)>& expected) {
+    SCOPED_TRACE(how);
+    StartAfresh();
+    MustAcquire(client_, "job", "alice");
+    Waiter bob(server());
+    bob.Send("INCR", "n");
+    bob.Send(AcquireWaiting("job", "bob", {.wait_ms = how == "time-out" ? 100 : kMinute}));
+    bob.Send("INCR", "n");
+    bob.Send("LOCK.INFO", "job");
+    bob.Send("PING");
+    EXPECT_EQ(bob.Read(), Reply::Int(1));
+    AwaitBlocked(client_, bob.id());
+    EXPECT_EQ(client_.Do("GET", "n"), Reply::Str("1"));
+    EXPECT_FALSE(bob.HasReply());
+    end(bob.id());
+    const Reply answer = bob.Read();
+    EXPECT_TRUE(expected(answer)) << answer;
+    EXPECT_EQ(bob.Read(), Reply::Int(2));
+    EXPECT_FALSE(bob.Read().IsError());
+    EXPECT_EQ(bob.Read(), Reply::Status("PONG"));
+  };
+  const auto is_null = [](const Reply& reply) { return reply.IsNil(); };
+  expect_order(
+      "grant", [this](int64_t) { Release("job", "alice"); },
+      [](const Reply& reply) { return reply.IsInteger(); });
+  expect_order(
+      "time-out", [](int64_t) {}, is_null);
+  expect_order(
+      "unblock", [this](int64_t id) { client_.Do("CLIENT", "UNBLOCK", id); }, is_null);
+  expect_order(
+      "unblock error", [this](int64_t id) { client_.Do("CLIENT", "UNBLOCK", id, "ERROR"); },
+      [](const Reply& reply) { return reply.IsError("UNBLOCKED"); });
+}
+
+TEST_F(ExitsTest, Resp3) {
+  MustAcquire(client_, "job", "alice");
+  RawWaiter bob(server());
+  bob.connection.Hello(3);
+  bob.connection.SendCommand(AcquireWaiting("job", "bob", {.wait_ms = 1}));
+  EXPECT_EQ(bob.connection.ReadUntil("\r\n"), "_");
+  bob.Wait("job", "bob");
+  client_.Do("CLIENT", "UNBLOCK", bob.id());
+  EXPECT_EQ(bob.connection.ReadUntil("\r\n"), "_");
+  bob.Wait("job", "bob");
+  Release("job", "alice");
+  EXPECT_TRUE(bob.connection.ReadReply().IsInteger());
+}
+
+// --- Time -------------------------------------------------------------------------------------
+
+TEST_F(ExitsTest, TimeOutsAreExact) {
+  MustAcquire(client_, "job", "alice");
+  constexpr Milliseconds kWait{55};
+  std::vector<double> late_ms;
+  for (int round = 0; round < 15; round++) {
+    Client bob = server().Connect();
+    const auto start = Clock::now();
+    EXPECT_EQ(bob.Do(AcquireWaiting("job", "bob", {.wait_ms = kWait.count()})), Reply::Nil());
+    const std::chrono::duration<double, std::milli> late = Clock::now() - start - kWait;
+    late_ms.push_back(late.count());
+  }
+  std::sort(late_ms.begin(), late_ms.end());
+  std::cout << "time-outs of 55 ms were late by " << late_ms.front() << " to " << late_ms.back()
+            << " ms, median " << late_ms[late_ms.size() / 2] << '\n';
+  EXPECT_GE(late_ms.front(), -1) << "the server counts whole milliseconds";
+  EXPECT_LT(late_ms[late_ms.size() / 2], 10);
+  EXPECT_EQ(WaitersNow(client_), "0");
+}
+
+TEST_F(ExitsTest, EachHasItsOwnTime) {
+  MustAcquire(client_, "job", "alice");
+  Waiter first(server(), "job", "first", {.wait_ms = 500});
+  Waiter second(server(), "job", "second", {.wait_ms = 250});
+  Waiter third(server(), "job", "third");
+  EXPECT_EQ(second.Read(), Reply::Nil());
+  EXPECT_FALSE(first.HasReply());
+  EXPECT_EQ(LineOf(client_, "job"), (Owners{"first", "third"}));
+  EXPECT_EQ(first.Read(), Reply::Nil());
+  EXPECT_EQ(LineOf(client_, "job"), Owners{"third"});
+  Release("job", "alice");
+  EXPECT_TRUE(third.Read().IsInteger());
+}
+
+// The lease ends first, or the wait does, by a few milliseconds.
+TEST_F(ExitsTest, TheEndOfTheLeaseAndTheEndOfTheWait) {
+  for (const int64_t wait_ms : {94, 97, 98, 99, 100, 101, 102, 103, 106}) {
+    StartAfresh();
+    Waiter bob(server());
+    MustAcquire(client_, "job", "alice", 100);
+    bob.Send(AcquireWaiting("job", "bob", {.wait_ms = wait_ms}));
+    const Reply reply = bob.Read();
+    ASSERT_TRUE(reply.IsNil() || reply.IsInteger()) << reply;
+    EXPECT_EQ(HolderOf(client_, "job") == "bob", reply.IsInteger());
+    EXPECT_EQ(WaitersNow(client_), "0");
+  }
+}
+
+// --- Grants that a direct call would be refused -----------------------------------------------
+
+class RefusedTest : public ExitsTest {
+ protected:
+  // A waiter for "job" who is somebody of limited rights, and another behind who is not.
+  void Queue(const std::string& owner) {
+    EXPECT_EQ(client_.Do("ACL", "SETUSER", "worker", "reset", "on", ">secret", "~job",
+                         "+lock.acquire", "+client"),
+              Reply::Ok());
+    MustAcquire(client_, "job", "alice");
+    worker_.emplace_back(server(), Command{"AUTH", "worker", "secret"});
+    worker_.back().Wait("job", owner);
+    other_.emplace_back(server(), "job", "other");
+  }
+
+  // One after the other, kept until the end.
+  std::vector<Waiter> worker_;
+  std::vector<Waiter> other_;
+};
+
+TEST_F(RefusedTest, WhoMayNoLongerAcquire) {
+  for (const Command& less : Commands{{"resetkeys"},
+                                      {"resetkeys", "~other"},
+                                      {"resetkeys", "%R~job"},
+                                      {"-lock.acquire"},
+                                      {"-@all"}}) {
+    SCOPED_TRACE(less.back());
+    StartAfresh();
+    Queue("worker");
+    Command set_user = {"ACL", "SETUSER", "worker"};
+    set_user.insert(set_user.end(), less.begin(), less.end());
+    EXPECT_EQ(client_.Do(set_user), Reply::Ok());
+    EXPECT_FALSE(worker_.back().HasReply()) << "nothing is granted or refused before its time";
+    Release("job", "alice");
+    EXPECT_EQ(worker_.back().Read(),
+              Reply::Error("NOPERM this user may no longer acquire the lock it waited for"));
+    EXPECT_TRUE(other_.back().Read().IsInteger());
+    EXPECT_EQ(HolderOf(client_, "job"), "other");
+    EXPECT_TRUE(worker_.back().Do("LOCK.ACQUIRE", "job", "worker", "PX", 1).IsError("NOPERM"));
+    worker_.back().Close();
+    other_.back().Close();
+  }
+}
+
+TEST_F(RefusedTest, WhoMayAgain) {
+  Queue("worker");
+  client_.Do("ACL", "SETUSER", "worker", "resetkeys");
+  client_.Do("ACL", "SETUSER", "worker", "~j*", "off");  // who is logged in stays so
+  Release("job", "alice");
+  EXPECT_TRUE(worker_.back().Read().IsInteger());
+}
+
+TEST_F(RefusedTest, WhoIsNoMore) {
+  Queue("worker");
+  EXPECT_EQ(client_.Do("ACL", "DELUSER", "worker"), Reply::Int(1));
+  EXPECT_TRUE(worker_.back().Read().IsError("DISCONNECTED:"));
+  EXPECT_EQ(LineOf(client_, "job"), Owners{"other"});
+  Release("job", "alice");
+  EXPECT_TRUE(other_.back().Read().IsInteger());
+}
+
+TEST_F(RefusedTest, IsolatedPrimariesGrantNobody) {
+  MustAcquire(client_, "job", "alice", 200);
+  RawWaiter bob(server());
+  bob.Wait("job", "bob");
+  RawWaiter carol(server());
+  carol.Wait("job", "carol");
+  EXPECT_EQ(client_.Do("CONFIG", "SET", "min-replicas-to-write", 1), Reply::Ok());
+  const Reply direct = client_.Do("LOCK.ACQUIRE", "job", "dave", "PX", kMinute);
+  EXPECT_TRUE(direct.IsError("NOREPLICAS")) << direct;
+  EXPECT_EQ(bob.connection.ReadReply(), direct);
+  EXPECT_EQ(carol.connection.ReadReply(), direct);
+  EXPECT_EQ(WaitersNow(client_), "0");
+  EXPECT_EQ(client_.Do("LOCK.INFO", "job"), Reply::Nil());
+  EXPECT_EQ(client_.Do("CONFIG", "SET", "min-replicas-to-write", 0), Reply::Ok());
+  MustAcquire(client_, "job", "dave");
+}
+
+TEST_F(RefusedTest, WhenMemoryIsFull) {
+  MustAcquire(client_, "job", "alice");
+  RawWaiter bob(server());
+  bob.Wait("job", "bob");
+  client_.Do("CONFIG", "SET", "maxmemory", 1);
+  const Reply direct = client_.Do("LOCK.ACQUIRE", "job", "dave", "PX", kMinute);
+  EXPECT_TRUE(direct.IsError("OOM")) << direct;
+  EXPECT_EQ(Release("job", "alice"), Reply::Int(1));
+  const Reply refused = bob.connection.ReadReply();
+  EXPECT_TRUE(refused.IsError("OOM ")) << refused;
+  client_.Do("CONFIG", "SET", "maxmemory", 0);
+  MustAcquire(client_, "job", "dave");
+}
+
+TEST(MisconfTest, AServerThatCannotSaveGrantsNobody) {
+  Server server({.args = {"--save", "3600 1"}});
+  Client client = server.Connect();
+  MustAcquire(client, "job", "alice", 1000);
+  RawWaiter bob(server);
+  bob.Wait("job", "bob");
+  // The file cannot be put where a folder is.
+  std::filesystem::create_directory(server.dir() + "/dump.rdb");
+  std::filesystem::create_directory(server.dir() + "/dump.rdb/in the way");
+  client.Do("BGSAVE");
+  ASSERT_TRUE(Eventually(
+      [&] { return InfoField(client, "persistence", "rdb_last_bgsave_status") == "err"; }));
+  const Reply direct = client.Do("LOCK.ACQUIRE", "other", "dave", "PX", kMinute);
+  EXPECT_TRUE(direct.IsError("MISCONF")) << direct;
+  const Reply refused = bob.connection.ReadReply();
+  EXPECT_TRUE(refused.IsError("MISCONF ")) << refused;
+  EXPECT_EQ(client.Do("LOCK.INFO", "job"), Reply::Nil());
+}
+
+// --- Times in which nothing may be written ----------------------------------------------------
+
+class PausedTest : public SharedWaitingTest<PausedTest> {
+ public:
+  static ServerOptions Options() { return {.args = {"--appendonly", "yes"}}; }
+};
+
+TEST_F(PausedTest, GrantsWaitAndTimeOutsDoNot) {
+  MustAcquire(client_, "job", "alice", 100);
+  const int64_t end = EndOf(client_, "job");
+  Waiter bob(server(), "job", "bob");
+  Waiter carol(server(), "job", "carol", {.wait_ms = 250});
+  EXPECT_EQ(client_.Do("CLIENT", "PAUSE", 60000, "WRITE"), Reply::Ok());
+  EXPECT_EQ(carol.Read(), Reply::Nil());
+  EXPECT_GT(ServerNow(client_), end);
+  EXPECT_FALSE(bob.HasReply(Milliseconds{50}));
+  EXPECT_EQ(LineOf(client_, "job"), Owners{"bob"});
+  EXPECT_EQ(client_.Do("CLIENT", "UNPAUSE"), Reply::Ok());
+  EXPECT_TRUE(bob.Read().IsInteger());
+  EXPECT_EQ(HolderOf(client_, "job"), "bob");
+}
+
+// What was freed in the pass in which the pause began is handed over after it.
+TEST_F(PausedTest, FreedJustBefore) {
+  for (const Command& freeing :
+       Commands{{"LOCK.RELEASE", "job", "alice"}, {"DEL", "job"}, {"FLUSHALL"}}) {
+    StartAfresh();
+    MustAcquire(client_, "job", "alice");
+    Waiter bob(server(), "job", "bob");
+    RawConnection raw = server().ConnectRaw();
+    DoAtOnce(raw, {freeing, {"CLIENT", "PAUSE", "60000", "WRITE"}});
+    EXPECT_FALSE(bob.HasReply(Milliseconds{50}));
+    EXPECT_EQ(client_.Do("CLIENT", "UNPAUSE"), Reply::Ok());
+    EXPECT_TRUE(bob.Read().IsInteger());
+  }
+}
+
+TEST_F(PausedTest, LeavingDuringThePause) {
+  MustAcquire(client_, "job", "alice", 50);
+  Waiter bob(server(), "job", "bob");
+  Waiter carol(server(), "job", "carol");
+  Waiter dave(server(), "job", "dave");
+  RawConnection raw = server().ConnectRaw();
+  raw.Do("CLIENT", "PAUSE", 60000, "WRITE");
+  bob.Close();
+  client_.Do("CLIENT", "UNBLOCK", carol.id(), "ERROR");
+  EXPECT_TRUE(carol.Read().IsError("UNBLOCKED"));
+  EXPECT_TRUE(Eventually([&] { return LineOf(client_, "job") == Owners{"dave"}; }));
+  EXPECT_FALSE(dave.HasReply(Milliseconds{60}));
+  client_.Do("CLIENT", "UNPAUSE");
+  EXPECT_TRUE(dave.Read().IsInteger());
+}
+
+// A grant that was not delivered is taken back when it may be.
+TEST_F(PausedTest, TakenBackAfterThePause) {
+  for (int round = 0; round < 20; round++) {
+    StartAfresh();
+    MustAcquire(client_, "job", "alice");
+    RawWaiter bob(server());
+    bob.Wait("job", "bob");
+    Waiter carol(server(), "job", "carol");
+    RawConnection driver = server().ConnectRaw();
+    const Commands commands = InPasses({{{"LOCK.RELEASE", "job", "alice"}},
+                                        {{"CLIENT", "PAUSE", "60000", "WRITE"},
+                                         {"CLIENT", "KILL", "ID", std::to_string(bob.id())}}});
+    EXPECT_EQ(DoAtOnce(driver, commands).back(), Reply::Int(1));
+    const bool told = !bob.connection.Ends(Milliseconds{100});
+    EXPECT_EQ(HolderOf(client_, "job"), "bob") << "nothing is written during the pause";
+    EXPECT_FALSE(carol.HasReply());
+    client_.Do("CLIENT", "UNPAUSE");
+    if (told) client_.Do("LOCK.RELEASE", "job", "bob");
+    ASSERT_TRUE(carol.Read().IsInteger());
+  }
+}
+
+TEST_F(PausedTest, EverythingIsPaused) {
+  MustAcquire(client_, "job", "alice", 100);
+  Waiter bob(server(), "job", "bob");
+  Waiter carol(server(), "job", "carol", {.wait_ms = 150});
+  const auto start = Clock::now();
+  EXPECT_EQ(client_.Do("CLIENT", "PAUSE", 500, "ALL"), Reply::Ok());
+  EXPECT_EQ(carol.Read(), Reply::Nil());
+  EXPECT_LT(Clock::now() - start, Milliseconds{450}) << "during the pause";
+  EXPECT_TRUE(bob.Read().IsInteger());
+  EXPECT_GE(Clock::now() - start, Milliseconds{499}) << "after the pause";
+}
+
+// Waiting costs nothing, also while a lock that is free cannot be handed over.
+TEST_F(PausedTest, NobodyIsBusyWaiting) {
+  const auto cpu_ms = [this] {
+    return 1000 * (std::stod(InfoField(client_, "cpu", "used_cpu_user")) +
+                   std::stod(InfoField(client_, "cpu", "used_cpu_sys")));
+  };
+  const auto busy_ms = [&] {
+    const double start = cpu_ms();
+    LetPass(Milliseconds{300});
+    return cpu_ms() - start;
+  };
+  MustAcquire(client_, "job", "alice");
+  MustAcquire(client_, "short", "alice", 1);
+  client_.Do("SET", "plain", "alice");
+  Waiter bob(server(), "job", "bob");
+  Waiter carol(server(), "job", "carol");
+  Waiter dave(server(), "plain", "dave");
+  EXPECT_LT(busy_ms(), 60) << "while everybody waits";
+  RawConnection raw = server().ConnectRaw();
+  DoAtOnce(raw, {{"DEL", "job"}, {"CLIENT", "PAUSE", "60000", "WRITE"}});
+  EXPECT_LT(busy_ms(), 60) << "while nothing may be written";
+  client_.Do("CLIENT", "UNPAUSE");
+  EXPECT_TRUE(bob.Read().IsInteger());
+  EXPECT_LT(busy_ms(), 60) << "afterwards";
+}
+
+TEST_F(PausedTest, ReloadedWithTheLineInPlace) {
+  for (const char* how : {"RELOAD", "LOADAOF"}) {
+    SCOPED_TRACE(how);
+    StartAfresh();
+    MustAcquire(client_, "job", "alice");
+    MustAcquire(client_, "short", "alice", 700);
+    client_.Do("SET", "plain", "alice");
+    Waiter bob(server(), "job", "bob");
+    Waiter carol(server(), "short", "carol");
+    Waiter dave(server(), "plain", "dave");
+    EXPECT_EQ(client_.Do("DEBUG", how), Reply::Ok());
+    EXPECT_FALSE(bob.HasReply());
+    EXPECT_EQ(HolderOf(client_, "job"), "alice");
+    EXPECT_EQ(LineOf(client_, "job"), Owners{"bob"});
+    EXPECT_TRUE(client_.Do(AcquireWaiting("job", "alice")).IsInteger()) << "still the holder";
+    EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "alice"), Reply::Int(1));
+    EXPECT_TRUE(bob.Read().IsInteger());
+    client_.Do("DEL", "plain");
+    EXPECT_TRUE(dave.Read().IsInteger());
+    EXPECT_TRUE(carol.Read().IsInteger()) << "by the end of the lease alone";
+  }
+}
+
+// --- Long scripts -----------------------------------------------------------------------------
+
+TEST_F(ExitsTest, AScriptThatRunsLong) {
+  MustAcquire(client_, "job", "alice", 100);
+  Waiter bob(server(), "job", "bob");
+  const auto start = Clock::now();
+  EXPECT_EQ(client_.Do(BusyScript(250)), Reply::Nil());
+  EXPECT_TRUE(bob.Read().IsInteger());
+  EXPECT_GE(Clock::now() - start, Milliseconds{250});
+  EXPECT_EQ(HolderOf(client_, "job"), "bob");
+}
+
+// While the server answers BUSY, connections end, and only that happens.
+TEST_F(ExitsTest, LeavingDuringAScript) {
+  client_.Do("CONFIG", "SET", "busy-reply-threshold", 10);
+  MustAcquire(client_, "job", "alice", 100);
+  Waiter bob(server(), "job", "bob");
+  Waiter carol(server(), "job", "carol");
+  Waiter dave(server(), "job", "dave");
+  Client script = server().Connect();
+  script.Send(BusyScript(400));
+  ASSERT_TRUE(Eventually([&] { return client_.Do("PING").IsError("BUSY"); }));
+  bob.Close();
+  EXPECT_FALSE(carol.HasReply(Milliseconds{150})) << "the lease is over, but the script is not";
+  EXPECT_FALSE(script.HasReply());
+  carol.Close();
+  EXPECT_EQ(script.Read(), Reply::Nil());
+  // Whether carol's end was seen before the lock could be handed to her is up to the server.
+  if (HolderOf(client_, "job") == "carol") Release("job", "carol");
+  EXPECT_TRUE(dave.Read().IsInteger());
+  client_.Do("CONFIG", "SET", "busy-reply-threshold", 5000);
+}
+
+// --- Demotion and the end ---------------------------------------------------------------------
+
+TEST(DemotionTest, WaitersAreSentAway) {
+  Server server({.args = {"--appendonly", "yes"}});
+  Client client = server.Connect();
+  for (int round = 0; round < 3; round++) {
+    const int64_t token = MustAcquire(client, "job", "alice");
+    RawWaiter bob(server);
+    bob.Wait("job", "bob");
+    RawConnection raw = server.ConnectRaw();
+    // The last time with the lock free: it is too late to hand it over.
+    Commands demotion = {{"REPLICAOF", "127.0.0.1", "1"}};
+    if (round == 2) demotion.insert(demotion.begin(), {"LOCK.RELEASE", "job", "alice"});
+    EXPECT_EQ(DoAtOnce(raw, demotion).back(), Reply::Ok());
+    EXPECT_TRUE(bob.connection.ReadReply().IsError("UNBLOCKED "));
+    EXPECT_TRUE(bob.connection.Ends());
+    EXPECT_EQ(WaitersNow(client), "0");
+    EXPECT_EQ(HolderOf(client, "job"), round == 2 ? "" : "alice");
+
+    EXPECT_EQ(client.Do("REPLICAOF", "NO", "ONE"), Reply::Ok());
+    EXPECT_EQ(HolderOf(client, "job"), round == 2 ? "" : "alice");
+    if (round < 2) {
+      EXPECT_EQ(client.Do("LOCK.FENCE", "job"), Reply::Int(token));
+      Waiter dave(server, "job", "dave");
+      EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "alice"), Reply::Int(1));
+      EXPECT_GT(dave.Read().integer, token);
+      client.Do("LOCK.RELEASE", "job", "dave");
+    }
+    client.Do("FLUSHALL");
+  }
+}
+
+TEST(DemotionTest, Failover) {
+  Server primary({.args = {"--repl-diskless-sync", "no"}});
+  Server replica({.args = {"--replicaof", "127.0.0.1", std::to_string(primary.port()),
+                           "--repl-diskless-sync", "no"}});
+  Client client = primary.Connect();
+  Client copy = replica.Connect();
+  ASSERT_TRUE(
+      Eventually([&] { return InfoField(copy, "replication", "master_link_status") == "up"; },
+                 Milliseconds{20000}));
+  const int64_t token = MustAcquire(client, "job", "alice");
+  RawWaiter bob(primary);
+  bob.Wait("job", "bob");
+  EXPECT_EQ(client.Do("FAILOVER"), Reply::Ok());
+  EXPECT_TRUE(bob.connection.ReadReply().IsError("UNBLOCKED "));
+  EXPECT_TRUE(bob.connection.Ends());
+  ASSERT_TRUE(Eventually([&] {
+    return InfoField(copy, "replication", "role") == "master" &&
+           InfoField(client, "replication", "master_link_status") == "up";
+  }));
+  EXPECT_EQ(WaitersNow(client), "0");
+  EXPECT_TRUE(client.Do(AcquireWaiting("job", "bob")).IsError("READONLY"));
+  // bob asks the new primary.
+  Waiter again(replica, "job", "bob");
+  EXPECT_EQ(copy.Do("LOCK.RELEASE", "job", "alice"), Reply::Int(1));
+  EXPECT_GT(again.Read().integer, token);
+  EXPECT_TRUE(Eventually([&] { return HolderOf(client, "job") == "bob"; }));
+}
+
+// A server is demoted between a grant and its delivery, the owner hears of it from the new primary,
+// and then the old one is primary again: it has nothing to take back any more.
+TEST(DemotionTest, ToldElsewhere) {
+  Server server({.args = {"--repl-diskless-sync", "no"}});
+  Server other({.args = {"--replicaof", "127.0.0.1", std::to_string(server.port()),
+                         "--repl-diskless-sync", "no"}});
+  Client client = server.Connect();
+  Client there = other.Connect();
+  const auto link_is_up = [](Client& replica) {
+    return Eventually(
+        [&] { return InfoField(replica, "replication", "master_link_status") == "up"; },
+        Milliseconds{20000});
+  };
+  ASSERT_TRUE(link_is_up(there));
+  MustAcquire(client, "job", "alice");
+  RawWaiter bob(server);
+  bob.Wait("job", "bob");
+  RawConnection driver = server.ConnectRaw();
+  SendAtOnce(driver, InPasses({{{"LOCK.RELEASE", "job", "alice"}},
+                               {{"REPLICAOF", "127.0.0.1", std::to_string(other.port())}}}));
+  ASSERT_TRUE(Eventually([&] { return HolderOf(there, "job") == "bob"; }));
+  ASSERT_EQ(there.Do("REPLICAOF", "NO", "ONE"), Reply::Ok());
+  const int64_t token = MustAcquire(there, "job", "bob");
+  client = server.Connect();
+  ASSERT_TRUE(link_is_up(client));
+  ASSERT_EQ(client.Do("REPLICAOF", "NO", "ONE"), Reply::Ok());
+  EXPECT_EQ(client.Do("LOCK.FENCE", "job"), Reply::Int(token));
+  EXPECT_EQ(client.Do("LOCK.TOUCH", "job", "bob", "PX", kMinute), Reply::Int(1));
+}
+
+TEST(ShutdownTest, WithALine) {
+  Server server;
+  for (const bool by_signal : {false, true}) {
+    Client client = server.Connect();
+    MustAcquire(client, "job", "alice");
+    MustAcquire(client, "short", "alice", 1);
+    std::vector<Waiter> waiters;
+    for (int i = 0; i < 10; i++) waiters.emplace_back(server, "job", std::to_string(i));
+    if (by_signal) {
+      kill(server.pid(), SIGTERM);
+    } else {
+      client.Send("SHUTDOWN", "NOSAVE");
+    }
+    EXPECT_EQ(server.WaitForExit(), 0);
+    for (Waiter& waiter : waiters) {
+      const Reply reply = waiter.Read();
+      EXPECT_TRUE(reply.IsError("DISCONNECTED:")) << reply;
+    }
+    ASSERT_TRUE(server.Restart());
+  }
+}
+
+TEST(ShutdownTest, LocksAreKeptAndLinesAreNot) {
+  Server server;
+  Client client = server.Connect();
+  const int64_t token = MustAcquire(client, "job", "alice");
+  Waiter bob(server, "job", "bob");
+  client.Send("SHUTDOWN", "SAVE");
+  EXPECT_EQ(server.WaitForExit(), 0);
+  ASSERT_TRUE(server.Restart());
+  client = server.Connect();
+  EXPECT_EQ(client.Do("LOCK.FENCE", "job"), Reply::Int(token));
+  EXPECT_EQ(WaitingFor(client, "job"), 0);
+  Waiter again(server, "job", "bob");
+  client.Do("LOCK.RELEASE", "job", "alice");
+  EXPECT_GT(again.Read().integer, token);
+}
+
+}  // namespace
+}  // namespace turnstile::testing

@@ -1,0 +1,481 @@
+// Races around the hand-over, provoked thousands of times; and lines under load.
+
+#include <gtest/gtest.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "support/eventually.h"
+#include "support/lock_test.h"
+#include "support/replication_stream.h"
+#include "support/resp3.h"
+#include "support/server.h"
+#include "support/waiting.h"
+
+namespace turnstile::testing {
+namespace {
+
+// --- A grant and its client's end -------------------------------------------------------------
+//
+// alice holds "job"; first and second wait for it. She releases, and about that time something
+// happens to first. Whatever the order of things is: if first was told a token, it holds the lock,
+// else second does, and nobody waits for a lease to end (they are a minute long).
+
+const Command kRelease = {"LOCK.RELEASE", "job", "alice"};
+// The owner of the waiting call asks by another connection.
+const Command kAskAgain = {"LOCK.ACQUIRE", "job", "first", "PX", "60000"};
+const Command kTouch = {"LOCK.TOUCH", "job", "first", "PX", "60000"};
+
+class RaceTest : public SharedWaitingTest<RaceTest> {
+ protected:
+  static constexpr int kRounds = 1000;
+
+  // Puts alice into the lock, and first and second into the line.
+  void Prepare() {
+    MustAcquire(client_, "job", "alice");
+    if (first_ == nullptr) first_ = std::make_unique<RawWaiter>(server());
+    first_->connection.SendCommand(AcquireWaiting("job", "first"));
+    AwaitWaiting(1);
+    second_.SendCommand(AcquireWaiting("job", "second"));
+    AwaitWaiting(2);
+  }
+
+  Command Kill() const { return {"CLIENT", "KILL", "ID", std::to_string(first_->id())}; }
+  Command Unblock(const std::string& how) const {
+    return {"CLIENT", "UNBLOCK", std::to_string(first_->id()), how};
+  }
+
+  // What first was told in the end; nothing if its connection is closed without a word.
+  std::optional<Reply> FirstWasTold() {
+    if (first_->connection.Ends(Milliseconds{0})) return std::nullopt;
+    try {
+      return first_->connection.ReadReply();
+    } catch (const ConnectionError&) {
+      return std::nullopt;
+    }
+  }
+
+  // Judges a round after its dust has settled. `token`: what first was told by anybody, or 0.
+  void Judge(int64_t token) {
+    if (token != 0) {
+      told_++;
+      ASSERT_EQ(HolderOf(client_, "job"), "first");
+      if (token > 1) {
+        ASSERT_EQ(client_.Do("LOCK.FENCE", "job"), Reply::Int(token));
+      }
+      ASSERT_FALSE(second_.Readable());
+      ASSERT_EQ(client_.Do("LOCK.RELEASE", "job", "first"), Reply::Int(1));
+    }
+    const Reply reply = second_.ReadReply();
+    ASSERT_TRUE(reply.IsInteger()) << reply;
+    ASSERT_EQ(HolderOf(client_, "job"), "second");
+    ASSERT_EQ(WaitersNow(client_), "0");
+    ASSERT_EQ(client_.Do("LOCK.RELEASE", "job", "second"), Reply::Int(1));
+  }
+
+  // One round in which everything comes over one connection. `closes`: first's connection will end.
+  void Round(const std::vector<Commands>& passes, bool closes) {
+    const Commands commands = InPasses(passes);
+    RawConnection driver = server().ConnectRaw();
+    SendAtOnce(driver, commands);
+    int64_t token = 0;
+    for (const Command& command : commands) {
+      const Reply reply = driver.ReadReply();
+      ASSERT_FALSE(reply.IsError()) << reply;
+      if (command == kAskAgain || command == kTouch) token = std::max(token, reply.integer);
+    }
+    const std::optional<Reply> told = FirstWasTold();
+    ASSERT_TRUE(told.has_value() || closes);
+    if (told.has_value()) {
+      ASSERT_TRUE(told->IsInteger() || told->IsNil() || told->IsError("UNBLOCKED ")) << *told;
+      if (told->IsInteger()) {
+        ASSERT_TRUE(token <= 1 || token == told->integer) << token << " " << *told;
+        token = told->integer;
+      }
+    }
+    ASSERT_NO_FATAL_FAILURE(Judge(token));
+    if (closes) {
+      ASSERT_TRUE(first_->connection.Ends());
+      first_.reset();
+    } else {
+      ASSERT_EQ(first_->connection.Do("PING"), Reply::Status("PONG")) << "one reply each";
+    }
+  }
+
+  // How often a grant to first was taken back, as the replication stream tells it; and prints it.
+  int CountTakenBack(const std::string& what) {
+    int taken_back = 0;
+    for (const Command& command : stream_.Until(client_)) {
+      if (command == Command{"LOCK.RELEASE", "job", "first"}) taken_back++;
+    }
+    taken_back -= told_;  // those were ours
+    std::cout << what << ": first was told " << told_ << " times, taken back " << taken_back
+              << " times\n";
+    return taken_back;
+  }
+
+  // On 7.0 a grant is delivered in the pass in which it is made; on later servers in the next one.
+  bool DeliversAtOnce() {
+    return InfoField(client_, "server", "redis_version").starts_with("7.0.");
+  }
+
+  void AwaitWaiting(int64_t count) {
+    ASSERT_TRUE(Eventually([&] { return WaitingFor(client_, "job") == count; }));
+  }
+
+  RawConnection second_ = server().ConnectRaw();
+  std::unique_ptr<RawWaiter> first_;
+  ReplicationStream stream_{server().port()};
+  int told_ = 0;
+};
+
+TEST_F(RaceTest, KilledInThePassOfTheRelease) {
+  for (int i = 0; i < kRounds; i++) {
+    ASSERT_NO_FATAL_FAILURE(Prepare());
+    ASSERT_NO_FATAL_FAILURE(Round({{kRelease, Kill()}}, /*closes=*/true)) << "round " << i;
+  }
+  EXPECT_EQ(CountTakenBack("killed in the same pass"), 0);
+  EXPECT_EQ(told_, 0);
+}
+
+TEST_F(RaceTest, UnblockedInThePassOfTheRelease) {
+  for (int i = 0; i < kRounds; i++) {
+    ASSERT_NO_FATAL_FAILURE(Prepare());
+    ASSERT_NO_FATAL_FAILURE(
+        Round({{kRelease, Unblock(i % 2 == 0 ? "ERROR" : "TIMEOUT")}}, /*closes=*/false))
+        << "round " << i;
+  }
+  EXPECT_EQ(CountTakenBack("unblocked in the same pass"), 0);
+  EXPECT_EQ(told_, 0);
+}
+
+TEST_F(RaceTest, KilledInTheNextPass) {
+  for (int i = 0; i < kRounds; i++) {
+    ASSERT_NO_FATAL_FAILURE(Prepare());
+    ASSERT_NO_FATAL_FAILURE(Round({{kRelease}, {Kill()}}, /*closes=*/true)) << "round " << i;
+  }
+  const int taken_back = CountTakenBack("killed in the next pass");
+  EXPECT_EQ(taken_back > 0, !DeliversAtOnce());
+  EXPECT_EQ(told_ + taken_back, kRounds);
+}
+
+TEST_F(RaceTest, UnblockedInTheNextPass) {
+  for (int i = 0; i < kRounds; i++) {
+    ASSERT_NO_FATAL_FAILURE(Prepare());
+    ASSERT_NO_FATAL_FAILURE(
+        Round({{kRelease}, {Unblock(i % 2 == 0 ? "ERROR" : "TIMEOUT")}}, /*closes=*/false))
+        << "round " << i;
+  }
+  const int taken_back = CountTakenBack("unblocked in the next pass");
+  EXPECT_EQ(taken_back > 0, !DeliversAtOnce());
+}
+
+// The owner hears of its hold by another call, before or after its waiting connection is killed
+// but before the hold could be taken back: it stays.
+TEST_F(RaceTest, ToldByAnotherCall) {
+  for (int i = 0; i < kRounds; i++) {
+    ASSERT_NO_FATAL_FAILURE(Prepare());
+    const Command& call = i % 2 == 0 ? kAskAgain : kTouch;
+    const Commands pass = i % 4 < 2 ? Commands{call, Kill()} : Commands{Kill(), call};
+    ASSERT_NO_FATAL_FAILURE(Round({{kRelease}, pass}, /*closes=*/true)) << "round " << i;
+  }
+  EXPECT_EQ(CountTakenBack("told by another call"), 0);
+  EXPECT_EQ(told_, kRounds);
+}
+
+// The owner asks when the hold has just been taken back: it is answered as anybody is.
+TEST_F(RaceTest, AskedTooLate) {
+  for (int i = 0; i < kRounds; i++) {
+    ASSERT_NO_FATAL_FAILURE(Prepare());
+    ASSERT_NO_FATAL_FAILURE(Round({{kRelease}, {Kill()}, {kAskAgain}}, /*closes=*/true))
+        << "round " << i;
+  }
+  const int taken_back = CountTakenBack("asked too late");
+  EXPECT_EQ(taken_back > 0, !DeliversAtOnce());
+}
+
+// The releasing and the ending come over different connections, in no order.
+class UnorderedRaceTest : public RaceTest {
+ protected:
+  void Rounds(const std::string& what, const std::function<void()>& end, bool closes) {
+    std::mt19937 random(7);  // NOLINT: the same rounds each time
+    for (int i = 0; i < kRounds; i++) {
+      ASSERT_NO_FATAL_FAILURE(Prepare());
+      const auto pause = std::chrono::microseconds{random() % 150};
+      const bool release_first = random() % 2 == 0;
+      if (release_first) driver_.SendCommand(kRelease);
+      for (const auto until = Clock::now() + pause; Clock::now() < until;) {
+      }
+      end();
+      if (!release_first) driver_.SendCommand(kRelease);
+      ASSERT_EQ(driver_.ReadReply(), Reply::Int(1));
+      std::optional<Reply> told;
+      if (first_->connection.Readable(kPatience)) told = FirstWasTold();
+      ASSERT_TRUE(told.has_value() || closes);
+      if (told.has_value()) {
+        ASSERT_TRUE(told->IsInteger() || told->IsError("UNBLOCKED ")) << *told;
+      }
+      ASSERT_NO_FATAL_FAILURE(Judge(told.has_value() ? told->integer : 0)) << "round " << i;
+      if (closes) first_.reset();
+    }
+    CountTakenBack(what);
+  }
+
+  RawConnection driver_ = server().ConnectRaw();
+  RawConnection other_ = server().ConnectRaw();
+};
+
+TEST_F(UnorderedRaceTest, Killed) {
+  Rounds(
+      "killed by another connection", [this] { other_.SendCommand(Kill()); }, /*closes=*/true);
+}
+
+TEST_F(UnorderedRaceTest, Unblocked) {
+  Rounds(
+      "unblocked by another connection", [this] { other_.SendCommand(Unblock("ERROR")); },
+      /*closes=*/false);
+}
+
+// Not closed but half-closed: so the test can still read what it was told before its end.
+TEST_F(UnorderedRaceTest, HalfClosed) {
+  Rounds(
+      "half-closed", [this] { first_->HalfClose(); }, /*closes=*/true);
+}
+
+// Many clients, some of which are killed or unblocked at any time. Those who were told a token use
+// the lock and release it, the others begin anew. One grant that is lost stops everything.
+TEST_F(RaceTest, NoGrantIsLostAmongMany) {
+  constexpr int kClients = 12;
+  constexpr int kGrants = 4000;
+  std::atomic<int> grants = 0;
+  std::atomic<int> ends = 0;
+  std::atomic<int> user = -1;
+  std::atomic<bool> failed = false;
+  std::array<std::atomic<int64_t>, kClients> ids{};
+  const auto work = [&](int me) {
+    int name = 0;
+    while (grants < kGrants && !failed) {
+      Client connection = server().Connect();
+      ids.at(static_cast<size_t>(me)) = connection.Do("CLIENT", "ID").integer;
+      while (grants < kGrants && !failed) {
+        const std::string owner = std::to_string(me) + "." + std::to_string(name++);
+        const Reply reply = connection.Do(AcquireWaiting("job", owner));
+        if (reply.IsError("DISCONNECTED") || reply.IsError("UNBLOCKED") || reply.IsNil()) {
+          ends++;
+          if (reply.IsError("DISCONNECTED")) break;
+          continue;
+        }
+        int nobody = -1;
+        if (!reply.IsInteger() || !user.compare_exchange_strong(nobody, me)) {
+          ADD_FAILURE() << owner << " got " << reply << " while " << nobody << " uses the lock";
+          failed = true;
+          break;
+        }
+        grants++;
+        user = -1;
+        // Also if it was killed meanwhile.
+        if (connection.Do("LOCK.RELEASE", "job", owner).IsError("DISCONNECTED")) {
+          Client other = server().Connect();
+          other.Do("LOCK.RELEASE", "job", owner);
+          break;
+        }
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kClients; i++) threads.emplace_back(work, i);
+  std::mt19937 random(8);  // NOLINT: it is the threads that make it random
+  while (grants < kGrants && !failed) {
+    const int64_t id = ids.at(random() % kClients);
+    switch (random() % 4) {
+      case 0:
+        client_.Do("CLIENT", "KILL", "ID", id);
+        break;
+      case 1:
+        client_.Do("CLIENT", "UNBLOCK", id);
+        break;
+      default:
+        client_.Do("CLIENT", "UNBLOCK", id, "ERROR");
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::cout << grants << " grants, " << ends << " waits ended otherwise\n";
+  EXPECT_GT(ends, 100);
+  EXPECT_TRUE(Eventually([&] { return WaitersNow(client_) == "0"; }));
+  EXPECT_EQ(HolderOf(client_, "job"), "");
+}
+
+// --- Load -------------------------------------------------------------------------------------
+
+class LoadTest : public SharedWaitingTest<LoadTest> {};
+
+// A resource that notices when two use it, or when somebody comes with a smaller token.
+class Resource {
+ public:
+  void Use(int user, int64_t token, std::chrono::microseconds time) {
+    int nobody = -1;
+    if (!user_.compare_exchange_strong(nobody, user)) {
+      ADD_FAILURE() << user << " while " << nobody << " is here";
+    }
+    if (last_token_.exchange(token) >= token) ADD_FAILURE() << "tokens must rise";
+    std::this_thread::sleep_for(time);
+    user_ = -1;
+  }
+
+ private:
+  std::atomic<int> user_ = -1;
+  std::atomic<int64_t> last_token_ = 0;
+};
+
+TEST_F(LoadTest, TenThousandHandOversAmongFifty) {
+  constexpr int kClients = 50;
+  constexpr int kEach = 200;
+  Resource resource;
+  std::atomic<bool> failed = false;
+  const auto work = [&](int me) {
+    std::mt19937 random(static_cast<unsigned>(me));
+    Client client = server().Connect();
+    const std::string owner = "owner-" + std::to_string(me);
+    for (int i = 0; i < kEach && !failed; i++) {
+      const Reply token = client.Do(AcquireWaiting("job", owner));
+      if (token.IsInteger()) {
+        resource.Use(me, token.integer, std::chrono::microseconds{random() % 1001});
+      }
+      if (!token.IsInteger() || client.Do("LOCK.RELEASE", "job", owner) != Reply::Int(1)) {
+        ADD_FAILURE() << owner << " got " << token;
+        failed = true;
+      }
+    }
+  };
+  const auto start = Clock::now();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kClients; i++) threads.emplace_back(work, i);
+  for (std::thread& thread : threads) thread.join();
+  const std::chrono::duration<double> time = Clock::now() - start;
+  std::cout << kClients * kEach << " hand-overs in " << time.count() << " s\n";
+  EXPECT_EQ(WaitersNow(client_), "0");
+  EXPECT_EQ(client_.Do("DBSIZE"), Reply::Int(0));
+}
+
+// A process of its own that takes the lock and is killed.
+class Holder {
+ public:
+  Holder(int port, const std::string& owner, int64_t lease_ms) {
+    std::array<int, 2> ends{};
+    EXPECT_EQ(pipe(ends.data()), 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      Client client(port);
+      const int64_t token = client.Do("LOCK.ACQUIRE", "job", owner, "PX", lease_ms).integer;
+      (void)!write(ends[1], &token, sizeof token);
+      for (;;) pause();
+    }
+    close(ends[1]);
+    EXPECT_EQ(read(ends[0], &token_, sizeof token_), ssize_t{sizeof token_});
+    close(ends[0]);
+  }
+  ~Holder() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  Holder(const Holder&) = delete;
+  Holder& operator=(const Holder&) = delete;
+
+  int64_t token() const { return token_; }
+
+ private:
+  pid_t pid_;
+  int64_t token_ = 0;
+};
+
+TEST_F(LoadTest, AHolderThatDiesIsFollowedAtTheEndOfItsLease) {
+  client_.Do("EVAL",
+             "for i = 1, 100000 do redis.call('SET', 'filler:' .. i, 'x', 'PX', 3600000 + i) end",
+             0);
+  ASSERT_EQ(client_.Do("DBSIZE"), Reply::Int(100000));
+  std::vector<double> late_ms;
+  for (int round = 0; round < 9; round++) {
+    auto holder = std::make_unique<Holder>(server().port(), "dies", 200);
+    ASSERT_GT(holder->token(), 0);
+    const int64_t end = EndOf(client_, "job");
+    Waiter bob(server(), "job", "bob");
+    const int64_t token = holder->token();
+    holder.reset();
+    const Reply reply = bob.Read();
+    const std::chrono::duration<double, std::milli> now =
+        std::chrono::system_clock::now().time_since_epoch();
+    ASSERT_GT(reply.integer, token) << reply;
+    late_ms.push_back(now.count() - static_cast<double>(end));
+    ASSERT_EQ(bob.Do("LOCK.RELEASE", "job", "bob"), Reply::Int(1));
+  }
+  std::sort(late_ms.begin(), late_ms.end());
+  std::cout << "followed " << late_ms.front() << " to " << late_ms.back()
+            << " ms after the end of the lease, median " << late_ms[late_ms.size() / 2] << '\n';
+  EXPECT_GT(late_ms.front(), 0) << "a hold lives through its last millisecond";
+  EXPECT_LT(late_ms[late_ms.size() / 2], 20);
+}
+
+// --- Memory -----------------------------------------------------------------------------------
+
+TEST(MemoryTest, IsGivenBack) {
+  Server server;
+  Client client = server.Connect();
+  const auto used = [&] { return std::stoll(InfoField(client, "memory", "used_memory")); };
+  const auto back_at = [&](int64_t start) {
+    return Eventually([&] { return used() < start + 300'000; }, Milliseconds{30000});
+  };
+  constexpr int kWaiters = 300;  // 7.0 frees 50 a tenth of a second
+  const auto grow = [&](const std::function<Command(int)>& command) {
+    const int64_t start = used();
+    std::vector<Client> clients;
+    for (int i = 0; i < kWaiters; i++) {
+      clients.push_back(server.Connect());
+      clients.back().Send(command(i));
+    }
+    EXPECT_TRUE(Eventually([&] {
+      return InfoField(client, "clients", "blocked_clients") == std::to_string(kWaiters);
+    }));
+    const int64_t each = (used() - start) / kWaiters;
+    for (Client& waiter : clients) waiter.Close();
+    EXPECT_TRUE(
+        Eventually([&] { return InfoField(client, "clients", "connected_clients") == "1"; }));
+    EXPECT_TRUE(back_at(start)) << "from " << start << " to " << used();
+    return each;
+  };
+  MustAcquire(client, "job", "alice", 10 * kMinute);
+  for (int i = 0; i < kWaiters; i++) MustAcquire(client, std::to_string(i), "alice", 10 * kMinute);
+  const auto one_line = [](int i) { return AcquireWaiting("job", std::to_string(i)); };
+  const auto many_lines = [](int i) {
+    return AcquireWaiting(std::to_string(i), std::to_string(i));
+  };
+  grow(one_line);  // once, for what the server allocates for good
+  const int64_t start = used();
+  const int64_t blpop = grow([](int i) {
+    return Command{"BLPOP", "list" + std::to_string(i), "0"};
+  });
+  const int64_t one = grow(one_line);
+  const int64_t many = grow(many_lines);
+  std::cout << "bytes for each waiting client: " << one << " in one line, " << many
+            << " in lines of their own; BLPOP " << blpop << '\n';
+  EXPECT_TRUE(back_at(start)) << "from " << start << " to " << used();
+}
+
+}  // namespace
+}  // namespace turnstile::testing

@@ -1,0 +1,224 @@
+// Clients that stand in line for a lock.
+//
+//   class OrderTest : public SharedWaitingTest<OrderTest> {};
+//
+//   TEST_F(OrderTest, NextInLine) {
+//     MustAcquire(client_, "job", "alice");
+//     Waiter bob(server(), "job", "bob");  // returns when bob is in line
+//     client_.Do("LOCK.RELEASE", "job", "alice");
+//     EXPECT_TRUE(bob.Read().IsInteger());
+//   }
+
+#ifndef TURNSTILE_TESTS_SUPPORT_WAITING_H_
+#define TURNSTILE_TESTS_SUPPORT_WAITING_H_
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "support/client.h"
+#include "support/eventually.h"
+#include "support/lock_test.h"
+#include "support/reply.h"
+#include "support/resp3.h"
+#include "support/server.h"
+
+namespace turnstile::testing {
+
+// The value of a field of INFO.
+inline std::string InfoField(Client& client, std::string_view section, const std::string& field) {
+  const std::string info = "\n" + client.Do("INFO", section).text;
+  const size_t start = info.find("\n" + field + ":");
+  if (start == std::string::npos) return "no field " + field;
+  const size_t value = start + field.size() + 2;
+  return info.substr(value, info.find('\r', value) - value);
+}
+
+// How many clients wait on this server.
+inline std::string WaitersNow(Client& client) {
+  return InfoField(client, "turnstile", "turnstile_waiters");
+}
+
+// How many wait for a lock.
+inline int64_t WaitingFor(Client& client, std::string_view key) {
+  const Reply info = client.Do("LOCK.INFO", key);
+  return info.IsNil() ? 0 : info.Field("waiting").integer;
+}
+
+// The owners that wait for a lock, in order (the first 100).
+inline std::vector<std::string> LineOf(Client& client, std::string_view key) {
+  std::vector<std::string> owners;
+  const Reply info = client.Do("LOCK.INFO", key);
+  if (info.IsNil()) return owners;
+  for (const Reply& place : info.Field("line").elements)
+    owners.push_back(place.Field("owner").text);
+  return owners;
+}
+
+// The owner that holds a lock, "" if nobody does.
+inline std::string HolderOf(Client& client, std::string_view key) {
+  const Reply info = client.Do("LOCK.INFO", key);
+  if (info.IsNil()) return "";
+  const Reply holders = info.Field("holders");
+  return holders.elements.empty() ? "" : holders.elements[0].Field("owner").text;
+}
+
+struct WaitOptions {
+  int64_t wait_ms = kMinute;
+  int64_t lease_ms = kMinute;
+};
+
+inline Command AcquireWaiting(std::string_view key, std::string_view owner,
+                              WaitOptions options = {}) {
+  return {"LOCK.ACQUIRE",
+          std::string(key),
+          std::string(owner),
+          "PX",
+          std::to_string(options.lease_ms),
+          "WAIT",
+          std::to_string(options.wait_ms)};
+}
+
+// Returns when the client with this id is blocked.
+inline void AwaitBlocked(Client& client, int64_t id) {
+  EXPECT_TRUE(Eventually([&] {
+    return client.Do("CLIENT", "LIST", "ID", id).text.find(" flags=b ") != std::string::npos;
+  })) << "client "
+      << id << " does not wait: " << client.Do("CLIENT", "LIST", "ID", id);
+}
+
+// A connection that waits for a lock.
+class Waiter : public Client {
+ public:
+  // `login`, if given, is done first: AUTH or SELECT.
+  explicit Waiter(const Server& server, const Command& login = {})
+      : Client(server.port()), port_(server.port()) {
+    if (!login.empty()) {
+      EXPECT_EQ(Do(login), Reply::Ok());
+    }
+    id_ = Do("CLIENT", "ID").integer;
+  }
+  Waiter(const Server& server, std::string_view key, std::string_view owner,
+         WaitOptions options = {})
+      : Waiter(server) {
+    Wait(key, owner, options);
+  }
+
+  // Asks for the lock and returns when the server has put this connection in line.
+  void Wait(std::string_view key, std::string_view owner, WaitOptions options = {}) {
+    Send(AcquireWaiting(key, owner, options));
+    Client observer(port_);
+    AwaitBlocked(observer, id_);
+  }
+
+  int64_t id() const { return id_; }
+
+ private:
+  int port_;
+  int64_t id_ = 0;
+};
+
+// The same by hand: a socket that can end in every way, and replies that are checked byte by byte.
+class RawWaiter {
+ public:
+  explicit RawWaiter(const Server& server, const Command& login = {}) : port_(server.port()) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port_));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    if (!login.empty()) {
+      EXPECT_EQ(connection.Do(login), Reply::Ok());
+    }
+    id_ = connection.Do("CLIENT", "ID").integer;
+  }
+
+  void Wait(std::string_view key, std::string_view owner, WaitOptions options = {}) {
+    connection.SendCommand(AcquireWaiting(key, owner, options));
+    Client observer(port_);
+    AwaitBlocked(observer, id_);
+  }
+
+  // Says that nothing more will be sent. What comes can still be read.
+  void HalfClose() const { EXPECT_EQ(shutdown(fd_, SHUT_WR), 0); }
+  // Ends with RST instead of FIN.
+  void Reset() {
+    const linger at_once{1, 0};
+    EXPECT_EQ(setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once), 0);
+    connection.Close();
+  }
+
+  int64_t id() const { return id_; }
+
+ private:
+  int port_;
+  int fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  int64_t id_ = 0;
+
+ public:
+  RawConnection connection = RawConnection::FromFd(fd_);
+};
+
+// Sends commands in one write, so that the server runs them in one pass of its event loop: nothing
+// that it defers happens between them.
+inline void SendAtOnce(const RawConnection& connection, const Commands& commands) {
+  std::string bytes;
+  for (const Command& command : commands) bytes += EncodeCommand(command);
+  connection.WriteRaw(bytes);
+}
+
+inline std::vector<Reply> ReadReplies(RawConnection& connection, size_t count) {
+  std::vector<Reply> replies;
+  for (size_t i = 0; i < count; i++) replies.push_back(connection.ReadReply());
+  return replies;
+}
+
+inline std::vector<Reply> DoAtOnce(RawConnection& connection, const Commands& commands) {
+  SendAtOnce(connection, commands);
+  return ReadReplies(connection, commands.size());
+}
+
+// The commands of `passes`, with others between them that make a server take each group in a later
+// pass of its event loop than the one before, and the second in the very next one: of a new
+// connection a server reads 16 to 20 KB at first.
+inline Commands InPasses(const std::vector<Commands>& passes) {
+  const Command filler = {"EXISTS", std::string(24 * 1024, 'x')};
+  Commands commands;
+  for (size_t i = 0; i < passes.size(); i++) {
+    if (i > 0) commands.insert(commands.end(), i == 1 ? 1 : 6, filler);
+    commands.insert(commands.end(), passes[i].begin(), passes[i].end());
+  }
+  return commands;
+}
+
+// A command during which the server does nothing else for so long.
+inline Command BusyScript(int64_t ms) {
+  return {"EVAL",
+          "local function now() local t = redis.call('TIME') return t[1] * 1000 + t[2] / 1000 end "
+          "local stop = now() + ARGV[1] while now() < stop do end",
+          "0", std::to_string(ms)};
+}
+
+// Tests that share a server on which nobody waits when one begins.
+template <typename Suite>
+class SharedWaitingTest : public SharedServerTest<Suite> {
+ protected:
+  SharedWaitingTest() { StartAfresh(); }
+
+  void StartAfresh() {
+    EXPECT_TRUE(Eventually([&] { return WaitersNow(client_) == "0"; })) << WaitersNow(client_);
+    EXPECT_EQ(client_.Do("FLUSHALL"), Reply::Ok());  // also what the last were granted
+  }
+
+  using SharedServerTest<Suite>::client_;
+};
+
+}  // namespace turnstile::testing
+
+#endif  // TURNSTILE_TESTS_SUPPORT_WAITING_H_

@@ -23,6 +23,15 @@ WaitQueue::Line* WaitQueue::Find(LockName lock) {
   return line == db->second.end() ? nullptr : &line->second;
 }
 
+std::vector<LockName> WaitQueue::Locks(std::optional<int> db) const {
+  std::vector<LockName> locks;
+  for (const auto& [number, of_db] : lines_) {
+    if (db.has_value() && number != *db) continue;
+    for (const auto& [key, line] : of_db) locks.push_back(line.lock_);
+  }
+  return locks;
+}
+
 WaitQueue::Party* WaitQueue::FindParty(Owner owner) {
   const auto party = parties_.find(owner.bytes);
   return party == parties_.end() ? nullptr : &party->second;
@@ -161,15 +170,6 @@ void WaitQueue::SetHolder(LockName lock, std::optional<Owner> owner, Instant end
 
 void WaitQueue::Wake(LockName lock) {
   if (Line* line = Find(lock); line != nullptr) woken_.insert(line);
-}
-
-void WaitQueue::ForgetHolders() {
-  for (auto& [db, of_db] : lines_) {
-    for (auto& [key, line] : of_db) {
-      ClearHolder(line);
-      woken_.insert(&line);
-    }
-  }
 }
 
 WaitQueue::Line* WaitQueue::FirstWoken(Instant now) {

@@ -118,6 +118,9 @@ class WaitQueue {
   // The line of a lock, or null if nobody waits for it.
   Line* Find(LockName lock);
 
+  // The locks that somebody waits for, of one database or of all.
+  std::vector<LockName> Locks(std::optional<int> db) const;
+
   // The waiting call of `owner` for `lock`, or null.
   Waiter* FindWaiter(LockName lock, Owner owner);
 
@@ -141,8 +144,6 @@ class WaitQueue {
 
   // The lock may have changed in ways that only a look at it can tell.
   void Wake(LockName lock);
-  // All locks may have: nothing is known of their holders.
-  void ForgetHolders();
 
   // A woken line, or null. It stays woken until its last waiter has left or it is called settled.
   Line* FirstWoken(Instant now);

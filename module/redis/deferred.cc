@@ -93,13 +93,23 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
   if (next != kMaxInstant) alarm_clock.Set(ctx, next, ToInstant(now));
 }
 
-void OnFlush(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t moment, void* /*data*/) {
-  if (moment == REDISMODULE_SUBEVENT_FLUSHDB_END) TheWaiters().EverythingChanged();
+void OnFlush(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, void* data) {
+  if (moment != REDISMODULE_SUBEVENT_FLUSHDB_END) return;
+  const int db = static_cast<RedisModuleFlushInfo*>(data)->dbnum;
+  TheWaiters().DatabaseChanged(ctx, db < 0 ? std::nullopt : std::optional(db));
 }
 
-void OnSwap(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t /*moment*/,
-            void* /*data*/) {
-  TheWaiters().EverythingChanged();
+void OnSwap(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t /*moment*/, void* data) {
+  const auto& swapped = *static_cast<RedisModuleSwapDbInfo*>(data);
+  TheWaiters().DatabaseChanged(ctx, swapped.dbnum_first);
+  TheWaiters().DatabaseChanged(ctx, swapped.dbnum_second);
+  for (KeyName& key : Tampered()) {
+    if (key.db == swapped.dbnum_first) {
+      key.db = swapped.dbnum_second;
+    } else if (key.db == swapped.dbnum_second) {
+      key.db = swapped.dbnum_first;
+    }
+  }
 }
 
 void OnRoleChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t role,
@@ -110,10 +120,16 @@ void OnRoleChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t 
   TheWaiters().ForgetDebts();
 }
 
+// Whether a command that publishes this event can leave a lock with a TTL that is not its lease's:
+// by changing it, or by moving a lock whose TTL was changed a moment ago.
+bool MayTamper(std::string_view event) {
+  return event == "expire" || event == "persist" || event == "restore" || event == "rename_to" ||
+         event == "move_to";
+}
+
 int OnKeyEvent(RedisModuleCtx* ctx, int /*type*/, const char* event, RedisModuleString* name) {
   if (Waiters& waiters = TheWaiters(); !waiters.empty()) waiters.KeyChanged(ctx, name);
-  const std::string_view what = event;
-  if (what != "expire" && what != "persist" && what != "restore") return REDISMODULE_OK;
+  if (!MayTamper(event)) return REDISMODULE_OK;
   if (SourceOf(ctx) != Source::kCaller) return REDISMODULE_OK;
   // Opened for change because that, unlike a look, leaves the server's hit counters alone.
   const LockKey key(ctx, name, LockKey::Access::kChange);
@@ -140,11 +156,15 @@ bool SubscribeToEvents(RedisModuleCtx* ctx) {
              OnKeyEvent) == REDISMODULE_OK;
 }
 
-void FollowStrings(RedisModuleCtx* ctx) {
+void FollowPlainLocks(RedisModuleCtx* ctx) {
   static bool follows = false;
   if (follows) return;
-  follows = RedisModule_SubscribeToKeyspaceEvents(ctx, REDISMODULE_NOTIFY_STRING, OnKeyEvent) ==
-            REDISMODULE_OK;
+  // Not only strings: SUNIONSTORE, ZUNIONSTORE and SORT … STORE put another type in their place.
+  follows =
+      RedisModule_SubscribeToKeyspaceEvents(ctx,
+                                            REDISMODULE_NOTIFY_STRING | REDISMODULE_NOTIFY_SET |
+                                                REDISMODULE_NOTIFY_ZSET | REDISMODULE_NOTIFY_LIST,
+                                            OnKeyEvent) == REDISMODULE_OK;
 }
 
 void TurnEventLoop() {

@@ -19,9 +19,9 @@ namespace turnstile {
 
 bool SubscribeToEvents(RedisModuleCtx* ctx);
 
-// From now on writes to strings are noticed too: somebody waits for a plain lock. Not from the
-// start, because it costs every SET of every client a callback.
-void FollowStrings(RedisModuleCtx* ctx);
+// From now on every write that can change a plain lock is noticed: somebody waits for one. Not from
+// the start, because it costs every SET of every client a callback.
+void FollowPlainLocks(RedisModuleCtx* ctx);
 
 // Makes the event loop turn once more, at once. Whoever records a debt outside a client's command
 // calls it: the loop may have decided already how long it will sleep.

@@ -74,7 +74,7 @@ int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
     waiters.OwnerWasTold(key.lock_name(), request.owner);
   } else if (request.wait > Millis{0} && MayBlock(ctx) &&
              decision.outcome != Outcome::kTokensUsedUp) {
-    return waiters.Park(ctx, key, request, ToInstant(now));
+    return waiters.Park(ctx, key, request, now);
   }
   return ReplyAcquired(ctx, decision);
 }

@@ -28,9 +28,11 @@ struct Waiters::Grant {
 
 // A blocked client. Lives from Park to OnFree.
 struct Waiters::Parked : WaitQueue::Waiter {
-  Parked(const AcquireRequest& request, Instant now, RedisModuleBlockedClient* blocked,
+  Parked(const AcquireRequest& request, FineInstant now, RedisModuleBlockedClient* blocked,
          RedisModuleString* user_name)
-      : Waiter(request.lease, now, now + request.wait), client(blocked), user(user_name) {}
+      : Waiter(request.lease, ToInstant(now), std::chrono::ceil<Millis>(now + request.wait)),
+        client(blocked),
+        user(user_name) {}
   ~Parked() { RedisModule_FreeString(nullptr, user); }
 
   RedisModuleBlockedClient* client;
@@ -73,19 +75,19 @@ std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString
 }  // namespace
 
 int Waiters::Park(RedisModuleCtx* ctx, const LockKey& key, const AcquireRequest& request,
-                  Instant now) {
+                  FineInstant now) {
   const LockName lock = key.lock_name();
   const Place place = key.place();
-  const std::optional<Holder> holder = HolderOf(place, now);
+  const std::optional<Holder> holder = HolderOf(place, ToInstant(now));
   WaitQueue::Waiter* older = queue_.FindWaiter(lock, request.owner);
   if (older == nullptr) {
     if (size() >= MaxWaiters()) return ReplyWaitLimit(ctx, MaxWaiters());
     const std::optional<Owner> owner =
         holder.has_value() ? std::optional(holder->owner) : std::nullopt;
-    const auto cycle = queue_.FindCycle(request.owner, lock, owner, now);
+    const auto cycle = queue_.FindCycle(request.owner, lock, owner, ToInstant(now));
     if (!cycle.empty()) return ReplyDeadlock(ctx, cycle);
   }
-  if (place.plain.has_value()) FollowStrings(ctx);
+  if (place.plain.has_value()) FollowPlainLocks(ctx);
 
   RedisModuleBlockedClient* client =
       RedisModule_BlockClient(ctx, OnReply, OnUnblocked, OnFree, /*timeout_ms=*/0);
@@ -119,7 +121,9 @@ void Waiters::KeyChanged(RedisModuleCtx* ctx, RedisModuleString* name) {
   queue_.Wake(lock);
 }
 
-void Waiters::EverythingChanged() { queue_.ForgetHolders(); }
+void Waiters::DatabaseChanged(RedisModuleCtx* ctx, std::optional<int> db) {
+  for (const LockName lock : queue_.Locks(db)) KeyChanged(ctx, ScopedName(ctx, lock).get());
+}
 
 void Waiters::OwnerWasTold(LockName lock, Owner owner) {
   for (Grant* grant : in_flight_) grant->told |= grant->IsFor(lock, owner);
@@ -187,7 +191,7 @@ void Waiters::SettleLine(RedisModuleCtx* ctx, WaitQueue::Line& line, FineInstant
       continue;
     }
     if (!decision.change.has_value()) {
-      if (place.plain.has_value()) FollowStrings(ctx);
+      if (place.plain.has_value()) FollowPlainLocks(ctx);
       HolderChanged(name.lock(), HolderOf(place, ToInstant(now)));
       queue_.Settled(name.lock());
       return;

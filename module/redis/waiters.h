@@ -36,14 +36,14 @@ class Waiters {
   WaitQueue::Line* Find(LockName lock) { return empty() ? nullptr : queue_.Find(lock); }
 
   // Lets the calling client wait for the lock in `key`, or answers why it may not.
-  int Park(RedisModuleCtx* ctx, const LockKey& key, const AcquireRequest& request, Instant now);
+  int Park(RedisModuleCtx* ctx, const LockKey& key, const AcquireRequest& request, FineInstant now);
 
   // The lock was granted, renewed or freed.
   void HolderChanged(LockName lock, const std::optional<Holder>& holder);
   // Somebody wrote to a key, which may be a lock with a line.
   void KeyChanged(RedisModuleCtx* ctx, RedisModuleString* name);
-  // Whole databases were emptied or exchanged.
-  void EverythingChanged();
+  // A whole database, or all of them, was emptied or exchanged.
+  void DatabaseChanged(RedisModuleCtx* ctx, std::optional<int> db);
 
   // The owner heard of its hold by a call of its own: a grant that is still on its way to another
   // of its connections will not be taken back.

@@ -180,10 +180,10 @@ TEST_F(BadInputTest, OptionsThatDoNotGoTogether) {
 // Options of SET, and options of ours that do not exist yet, must not be taken for something else.
 TEST_F(BadInputTest, UnknownOptions) {
   const Commands options = {
-      {"WAIT", "0"}, {"WAIT", "100"},  {"SHARED"},     {"LIMIT", "2"},     {"REENTRANT"},
-      {"SESSION"},   {"LINGER", "10"}, {"FLOOR", "1"}, {"ALSO", "1", "x"}, {"NX"},
-      {"XX"},        {"GET"},          {"KEEPTTL"},    {"PXAT", "1"},      {"EXAT", "1"},
-      {"P"},         {"PXX"},          {""},           {"THEN", "PING"}};
+      {"SHARED"},     {"LIMIT", "2"},     {"REENTRANT"}, {"SESSION"}, {"LINGER", "10"},
+      {"FLOOR", "1"}, {"ALSO", "1", "x"}, {"NX"},        {"XX"},      {"GET"},
+      {"KEEPTTL"},    {"PXAT", "1"},      {"EXAT", "1"}, {"P"},       {"PXX"},
+      {""},           {"THEN", "PING"}};
   for (const Command& option : options) {
     const std::string error = "ERR syntax error at \"" + option[0] + "\": expected ";
     for (const char* name : {"LOCK.ACQUIRE", "LOCK.TOUCH"}) {

@@ -81,7 +81,7 @@ void CheckReplies(int version, Connection& connection) {
   const Reply help = ask("LOCK.HELP");
   ASSERT_TRUE(help.IsArray()) << help;
   ASSERT_FALSE(help.elements.empty());
-  EXPECT_EQ(help.elements[0], Reply::Str("LOCK.ACQUIRE key owner <PX ms | EX s>"));
+  EXPECT_EQ(help.elements[0], Reply::Str("LOCK.ACQUIRE key owner <PX ms | EX s> [WAIT ms]"));
   for (const Reply& line : help.elements) EXPECT_TRUE(line.IsString()) << line;
 }
 

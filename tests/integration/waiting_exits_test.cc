@@ -379,7 +379,7 @@ TEST_F(PausedTest, GrantsWaitAndTimeOutsDoNot) {
 // What was freed in the pass in which the pause began is handed over after it.
 TEST_F(PausedTest, FreedJustBefore) {
   for (const Command& freeing :
-       Commands{{"LOCK.RELEASE", "job", "alice"}, {"DEL", "job"}, {"FLUSHALL"}}) {
+       Commands{{"LOCK.RELEASE", "job", "alice"}, {"DEL", "job"}, {"SWAPDB", "0", "5"}}) {
     StartAfresh();
     MustAcquire(client_, "job", "alice");
     Waiter bob(server(), "job", "bob");

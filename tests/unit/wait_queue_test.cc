@@ -11,8 +11,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -105,7 +103,7 @@ class WaitQueueTest : public testing::Test {
                             holder.has_value() ? std::optional(Owner{*holder}) : std::nullopt, now);
   }
 
-  // "0:ann waits for b": one text a step.
+  // "ann waits for 0:b": one text a step.
   Texts CycleOf(std::string_view owner, LockName lock, std::optional<std::string_view> holder,
                 Instant now = kNow) {
     Texts texts;
@@ -636,29 +634,26 @@ TEST_F(WaitQueueTest, SettledMeansOneLine) {
   EXPECT_EQ(TakeWoken(At(3'001)), (Texts{"1:a"}));
 }
 
-TEST_F(WaitQueueTest, ForgetHoldersWakesEveryLine) {
-  EnterHeld("ann", kA, "bob", At(2'000));
-  EnterHeld("ann", kOtherA, "bob", At(2'000));
-  EnterHeld("cid", kB, "dan", At(2'000));
-  Enter("cid", kC);
-  Enter("dan", kC);
-  queue_.ForgetHolders();
-  EXPECT_EQ(CycleOf("bob", kD, "ann"), Texts{});
-  EXPECT_EQ(NextDue(), kDueAtOnce);
-  EXPECT_EQ(TakeWoken(kNow), (Texts{"0:a", "0:b", "0:c", "1:a"}));
-  EXPECT_EQ(NextDue(), Ms(kLate)) << "no end is left";
-  EXPECT_EQ(TakeWoken(At(2'001)), Texts{});
-  EXPECT_EQ(LineOf(kC), (Texts{"cid", "dan"}));
-  EXPECT_EQ(queue_.size(), 5U);
-
-  SetHolder(kA, "bob", At(4'000));  // what is found is told again
-  EXPECT_EQ(CycleOf("bob", kD, "ann").size(), 2U);
-  EXPECT_EQ(NextDue(), 4'001);
-}
-
-TEST_F(WaitQueueTest, ForgetHoldersOfNobody) {
-  queue_.ForgetHolders();
-  EXPECT_EQ(NextDue(), kNothingDue);
+TEST_F(WaitQueueTest, TellsWhichLocksHaveALine) {
+  EXPECT_TRUE(queue_.Locks(std::nullopt).empty());
+  Waiter& ann = Enter("ann", kA);
+  Enter("bob", kA);
+  Enter("ann", kOtherA);
+  Enter("cid", kB);
+  const auto names = [this](std::optional<int> db) {
+    Texts texts;
+    for (const LockName lock : queue_.Locks(db)) {
+      texts.push_back(std::to_string(lock.db) + ":" + std::string(lock.key));
+    }
+    std::sort(texts.begin(), texts.end());
+    return texts;
+  };
+  EXPECT_EQ(names(std::nullopt), (Texts{"0:a", "0:b", "1:a"}));
+  EXPECT_EQ(names(0), (Texts{"0:a", "0:b"}));
+  EXPECT_EQ(names(1), (Texts{"1:a"}));
+  EXPECT_EQ(names(2), Texts{});
+  queue_.Leave(ann);
+  EXPECT_EQ(names(0), (Texts{"0:a", "0:b"})) << "bob still waits";
 }
 
 // --- Time-outs, and what is due next ----------------------------------------------------------
@@ -922,8 +917,10 @@ TEST(DescribeCycle, AsTheContractSaysIt) {
   Waiter waiter(kLease, kNow, kLate);
   queue.Enter(waiter, kA, Owner{"worker-2"});
   queue.SetHolder(kA, Owner{"worker-1"}, kLate);
+  const auto cycle = queue.FindCycle(Owner{"worker-1"}, kB, Owner{"worker-2"}, kNow);
+  ASSERT_EQ(cycle.size(), 2U);
   EXPECT_EQ(
-      DescribeCycle(queue.FindCycle(Owner{"worker-1"}, kB, Owner{"worker-2"}, kNow), Everything),
+      DescribeCycle(cycle, Everything),
       R"(waiting for "b" would close the cycle worker-1 -> "b" -> worker-2 -> "a" -> worker-1)");
 }
 
@@ -973,8 +970,8 @@ TEST(DescribeCycle, LongCyclesAreCut) {
     return DescribeCycle(cycle, Everything);
   };
   const std::string eight =
-      R"(waiting for "a" would close the cycle w0 -> "a" -> w1 -> "a" -> w2 -> "a" -> w3 -> "a" -> )"
-      R"(w4 -> "a" -> w5 -> "a" -> w6 -> "a" -> w7 -> "a" -> )";
+      R"(waiting for "a" would close the cycle w0 -> "a" -> w1 -> "a" -> w2 -> "a" -> )"
+      R"(w3 -> "a" -> w4 -> "a" -> w5 -> "a" -> w6 -> "a" -> w7 -> "a" -> )";
   EXPECT_EQ(describe(8), eight + "w0");
   EXPECT_EQ(describe(9), eight + "... -> w0");
   EXPECT_EQ(describe(100), eight + "... -> w0");

@@ -515,6 +515,11 @@ class Edge {
     KeyChanged(to, now);
   }
 
+  // A database was emptied, or two were exchanged.
+  void AllKeysChanged(int keys, Instant now) {
+    for (int key = 0; key < keys; ++key) KeyChanged(key, now);
+  }
+
   // --- What the event loop does before it sleeps
 
   void Leave(int call) {
@@ -991,20 +996,18 @@ class History {
       edge_.SlotOf(key) = Edge::Slot();
       model_.Remove(key);
     }
-    edge_.queue.ForgetHolders();
+    edge_.AllKeysChanged(keys_, now());
     Count(kFlushed);
   }
 
-  // What holds the locks is not known until the lines are settled; so that comes at once.
   void SwapDatabases() {
-    if (databases_ < 2 || paused_) return;
+    if (databases_ < 2) return;
     event_ = {.what = "swap"};
     for (int key = 0; key + 1 < keys_; key += 2) {
       std::swap(edge_.SlotOf(key), edge_.SlotOf(key + 1));
       model_.Swap(key, key + 1);
     }
-    edge_.queue.ForgetHolders();
-    BeforeSleep();
+    edge_.AllKeysChanged(keys_, now());
     Count(kSwapped);
   }
 

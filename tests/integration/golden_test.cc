@@ -55,7 +55,7 @@ void ExpectHeld(Client& client, const GoldenLock& lock) {
   ASSERT_TRUE(info.IsArray()) << info;
   EXPECT_EQ(info.Field("mode"), Reply::Str("exclusive"));
   ASSERT_EQ(info.Field("holders").elements.size(), 1U);
-  const Reply holder = info.Field("holders").elements[0];
+  const Reply holder = info.Field("holders").elements.at(0);
   EXPECT_EQ(holder.Field("owner"), Reply::Str(lock.owner));
   EXPECT_EQ(holder.Field("token"), Reply::Int(lock.token));
   EXPECT_GE(holder.Field("held-ms").integer, before - lock.since);

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <map>
@@ -29,8 +30,15 @@ Reply Kept(Client& client, const std::string& key) {
   const Reply info = client.Do("LOCK.INFO", key);
   const std::vector<Reply> holders = info.Field("holders").elements;
   const Reply holder = holders.empty() ? Reply::Nil() : holders[0];
-  return Reply::Array({info.Field("mode"), holder.Field("owner"), holder.Field("token"),
-                       Reply::Int(EndOf(client, key)), client.Do("DEBUG", "DIGEST-VALUE", key)});
+  // clang-format off
+  return Reply::Array({
+      Reply::Str("mode"), info.Field("mode"),
+      Reply::Str("owner"), holder.Field("owner"),
+      Reply::Str("token"), holder.Field("token"),
+      Reply::Str("end"), Reply::Int(EndOf(client, key)),
+      Reply::Str("digest"), client.Do("DEBUG", "DIGEST-VALUE", key),
+  });
+  // clang-format on
 }
 
 // The wall clock in milliseconds, for when there is no server to ask.
@@ -160,7 +168,7 @@ TEST_P(SurvivalTest, EveryHoldIsAsItWas) {
   int64_t last = 0;
   for (const auto& [key, kept] : before) {
     const std::string owner = key == bytes ? bytes : "me";
-    const Reply token = kept.elements[2];
+    const Reply token = kept.Field("token");
     if (key != "plain") {
       EXPECT_EQ(client.Do("LOCK.FENCE", key, token.integer), Reply::Int(1)) << Quoted(key);
       EXPECT_EQ(client.Do("LOCK.ACQUIRE", key, owner, "PX", kMinute), token) << Quoted(key);
@@ -227,7 +235,7 @@ TEST(AofTest, BeginsWithTheFloorOfEachLife) {
   client = server.Connect();
   expected.insert(expected.end(), {{"SELECT", "0"}, {"LOCK.FACT", "FLOOR", LastToken(client)}});
   EXPECT_EQ(ReadAof(server.dir()), expected);
-  EXPECT_LT(std::stoll(expected[1][2]), std::stoll(expected[3][2]));
+  EXPECT_LT(std::stoll(expected.at(1).at(2)), std::stoll(expected.at(3).at(2)));
 }
 
 TEST(AofTest, RewrittenHoldsOneFactForEachLock) {
@@ -281,9 +289,9 @@ TEST(AofTest, IsObeyedWithoutLookingAtTheClock) {
                                                                        {"not yours", {"me", 10}}};
   for (const auto& [key, holder] : held) {
     const Reply kept = Kept(client, key);
-    EXPECT_EQ(kept.elements[1], Reply::Str(holder.first)) << key;
-    EXPECT_EQ(kept.elements[2], Reply::Int(holder.second)) << key;
-    EXPECT_EQ(kept.elements[3], Reply::Int(7258118400000)) << key;
+    EXPECT_EQ(kept.Field("owner"), Reply::Str(holder.first)) << key;
+    EXPECT_EQ(kept.Field("token"), Reply::Int(holder.second)) << key;
+    EXPECT_EQ(kept.Field("end"), Reply::Int(7258118400000)) << key;
   }
   EXPECT_EQ(client.Do("EXISTS", "released"), Reply::Int(0));
   EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(4));
@@ -348,7 +356,7 @@ TEST(DumpRestoreTest, TheLeaseInTheValueDecidesNotTheTtlThatComesWithIt) {
 
       EXPECT_TRUE(to->Do(restore).IsError("BUSYKEY"));
       EXPECT_EQ(to->Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));
-      EXPECT_GT(MustAcquire(*to, "job", "you"), kept.elements[2].integer);
+      EXPECT_GT(MustAcquire(*to, "job", "you"), kept.Field("token").integer);
       restore.push_back("REPLACE");
       EXPECT_EQ(to->Do(restore), Reply::Ok());
       EXPECT_EQ(Kept(*to, "job"), kept) << ttl[0];
@@ -384,7 +392,7 @@ TEST(DumpRestoreTest, LeaseThatIsOverIsNotRevived) {
     EXPECT_EQ(
         Reply::Array({done.elements.begin(), done.elements.end() - 1}),
         Reply::Array({Reply::Ok(), Reply::Int(0), Reply::Int(0), Reply::Int(0), Reply::Nil()}));
-    EXPECT_GT(done.elements[5].integer, token);
+    EXPECT_GT(done.elements.at(5).integer, token);
     EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "you"), Reply::Int(1));
   }
 }

@@ -22,6 +22,11 @@ namespace {
 
 const std::vector<std::string> kAof = {"--appendonly", "yes", "--appendfsync", "always"};
 
+Command LastInAof(const Server& server) {
+  const Commands aof = ReadAof(server.dir());
+  return aof.empty() ? Command{} : aof.back();
+}
+
 // The value of a field of INFO.
 std::string InfoField(Client& client, const std::string& section, const std::string& field) {
   const std::string info = "\n" + client.Do("INFO", section).text;
@@ -173,8 +178,8 @@ TEST_F(ToldTest, TtlIsSetBack) {
   EXPECT_EQ(client_.Do("EXPIRE", "job", 5), Reply::Int(1));
   Commands told = Told();
   ASSERT_EQ(told.size(), 2U);
-  EXPECT_EQ(told[0][0], "PEXPIREAT");
-  EXPECT_EQ(told[1], held);
+  EXPECT_EQ(told.at(0).at(0), "PEXPIREAT");
+  EXPECT_EQ(told.at(1), held);
 
   Multi({{"PEXPIREAT", "job", later}, {"PERSIST", "job"}});
   EXPECT_EQ(Told(),
@@ -202,7 +207,7 @@ TEST_F(ToldTest, WhatStrangersMayDoIsToldAsItIs) {
   client_.Do("RENAME", "job", "task");
   EXPECT_EQ(Told(), (Commands{{"RENAME", "job", "task"}}));
   client_.Do("LOCK.TOUCH", "task", "me", "PX", kMinute);
-  EXPECT_EQ(Told()[0][4], std::to_string(token));
+  EXPECT_EQ(Told().at(0).at(4), std::to_string(token));
 }
 
 TEST_F(ToldTest, TransactionsAndScripts) {
@@ -216,14 +221,14 @@ TEST_F(ToldTest, TransactionsAndScripts) {
   const Reply fence = client_.Do("LOCK.FENCE", "job");
   Commands told = Told();
   ASSERT_EQ(told.size(), 5U);
-  EXPECT_EQ(told[0], Command{"MULTI"});
-  EXPECT_EQ((Command{told[1].begin(), told[1].begin() + 4}),
+  EXPECT_EQ(told.at(0), Command{"MULTI"});
+  EXPECT_EQ((Command{told.at(1).begin(), told.at(1).begin() + 4}),
             (Command{"LOCK.FACT", "HELD", "job", "me"}));
-  EXPECT_GT(std::stoll(told[1][4]), before);
-  EXPECT_LT(std::stoll(told[1][4]), fence.integer);
-  EXPECT_EQ(told[2], (Command{"LOCK.RELEASE", "job", "me"}));
-  EXPECT_EQ(told[3], Held("job", "you", fence.integer, SinceOf("job")));
-  EXPECT_EQ(told[4], Command{"EXEC"});
+  EXPECT_GT(std::stoll(told.at(1).at(4)), before);
+  EXPECT_LT(std::stoll(told.at(1).at(4)), fence.integer);
+  EXPECT_EQ(told.at(2), (Command{"LOCK.RELEASE", "job", "me"}));
+  EXPECT_EQ(told.at(3), Held("job", "you", fence.integer, SinceOf("job")));
+  EXPECT_EQ(told.at(4), Command{"EXEC"});
 
   client_.Do("EVAL", "redis.call('LOCK.RELEASE', KEYS[1], 'you')", 1, "job");
   EXPECT_EQ(Told(), (Commands{{"LOCK.RELEASE", "job", "you"}}));
@@ -237,9 +242,9 @@ TEST_F(ToldTest, TransactionsAndScripts) {
   ASSERT_TRUE(token.IsInteger()) << token;
   told = Told();
   ASSERT_EQ(told.size(), 5U);
-  const Command touched = Held("job", "me", token.integer, std::stoll(told[1][5]));
+  const Command touched = Held("job", "me", token.integer, std::stoll(told.at(1).at(5)));
   Command acquired = touched;
-  acquired[6] = std::to_string(std::stoll(told[1][5]) + kMinute);
+  acquired[6] = std::to_string(std::stoll(told.at(1).at(5)) + kMinute);
   EXPECT_EQ(told, (Commands{{"MULTI"}, acquired, {"SET", "work", "done"}, touched, {"EXEC"}}));
 }
 
@@ -248,20 +253,20 @@ TEST_F(ToldTest, EndOfALeaseIsTheRemovalOfTheKey) {
   ASSERT_TRUE(Eventually([&] { return client_.Do("DBSIZE") == Reply::Int(0); }));
   const Commands told = Told();
   ASSERT_EQ(told.size(), 2U);
-  EXPECT_EQ(told[0][4], std::to_string(token));
-  EXPECT_TRUE((told[1] == Command{"DEL", "job"} || told[1] == Command{"UNLINK", "job"}));
+  EXPECT_EQ(told.at(0).at(4), std::to_string(token));
+  EXPECT_TRUE((told.at(1) == Command{"DEL", "job"} || told.at(1) == Command{"UNLINK", "job"}));
 }
 
 TEST_F(ToldTest, TheDatabaseOfTheKey) {
   client_.Do("SELECT", 3);
   MustAcquire(client_, "job", "me");
-  EXPECT_EQ(stream_.Next()[2], "job");
+  EXPECT_EQ(stream_.Next().at(2), "job");
   EXPECT_EQ(stream_.db(), 3);
   // Also when the fact comes after the event loop has turned.
   client_.Do("PERSIST", "job");
   client_.Do("SELECT", 0);
   EXPECT_EQ(stream_.Next(), (Command{"PERSIST", "job"}));
-  EXPECT_EQ(stream_.Next()[1], "HELD");
+  EXPECT_EQ(stream_.Next().at(1), "HELD");
   EXPECT_EQ(stream_.db(), 3);
 }
 
@@ -272,17 +277,31 @@ Reply Kept(Client& client, const std::string& key) {
   const Reply info = client.Do("LOCK.INFO", key);
   const std::vector<Reply> holders = info.Field("holders").elements;
   const Reply holder = holders.empty() ? Reply::Nil() : holders[0];
-  return Reply::Array({info.Field("mode"), holder.Field("owner"), holder.Field("token"),
-                       Reply::Int(EndOf(client, key)), client.Do("DEBUG", "DIGEST-VALUE", key)});
+  // clang-format off
+  return Reply::Array({
+      Reply::Str("mode"), info.Field("mode"),
+      Reply::Str("owner"), holder.Field("owner"),
+      Reply::Str("token"), holder.Field("token"),
+      Reply::Str("end"), Reply::Int(EndOf(client, key)),
+      Reply::Str("digest"), client.Do("DEBUG", "DIGEST-VALUE", key),
+  });
+  // clang-format on
 }
 
 bool LinkIsUp(Client& replica) {
   return InfoField(replica, "replication", "master_link_status") == "up";
 }
 
-// Returns when the replica has loaded what the primary had.
+// Returns when the replica has loaded what the primary had, and has rewritten its AOF, if it has
+// one, as replicas do then.
 void AwaitSync(Client& replica) {
-  EXPECT_TRUE(Eventually([&] { return LinkIsUp(replica); }, Milliseconds{20000}));
+  EXPECT_TRUE(Eventually(
+      [&] {
+        return LinkIsUp(replica) &&
+               InfoField(replica, "persistence", "aof_rewrite_in_progress") == "0" &&
+               InfoField(replica, "persistence", "aof_rewrite_scheduled") == "0";
+      },
+      Milliseconds{20000}));
 }
 
 // Returns when the replica has done all that the primary has told until now.
@@ -396,7 +415,7 @@ TEST_P(FullSyncTest, BringsEveryHoldAndReplacesWhatWasThere) {
   MustAcquire(copy, "job", "somebody else");
   MustAcquire(copy, "other", "somebody else");
   Follow(copy, primary);
-  EXPECT_EQ(Kept(copy, "job").elements[2], Reply::Int(token));
+  EXPECT_EQ(Kept(copy, "job").Field("token"), Reply::Int(token));
   ExpectSame(client, copy, "after the first sync");
 
   // The replica is cut off for longer than the backlog lasts. This is a sync with a history that
@@ -456,22 +475,14 @@ TEST_F(ReplicaTest, PartialSyncAfterADroppedLink) {
 }
 
 TEST(ChainTest, FactsArePassedOnAndWrittenToEachAof) {
-  // After a full sync a replica rewrites its AOF.
-  const auto ready = [](Client& replica) {
-    return Eventually([&] {
-      return LinkIsUp(replica) && InfoField(replica, "persistence", "aof_enabled") == "1" &&
-             InfoField(replica, "persistence", "aof_rewrite_in_progress") == "0" &&
-             InfoField(replica, "persistence", "aof_rewrite_scheduled") == "0";
-    });
-  };
   Server primary({.args = kPrimary});
   Client client = primary.Connect();
   Server replica(ReplicaOf(primary, kAof));
   Client middle = replica.Connect();
-  ASSERT_TRUE(ready(middle));
+  AwaitSync(middle);
   Server last(ReplicaOf(replica, kAof));
   Client leaf = last.Connect();
-  ASSERT_TRUE(ready(leaf));
+  AwaitSync(leaf);
   ReplicationStream told(primary.port());
   ReplicationStream passed_on(replica.port());
 
@@ -545,7 +556,7 @@ TEST_F(ReplicaTest, AnswersOnlyWhatNeedsNoDecision) {
     }
     EXPECT_EQ(copy_.Do("LOCK.HELP"), client_.Do("LOCK.HELP"));
     EXPECT_EQ(copy_.Do("LOCK.INFO", "free"), Reply::Nil());
-    EXPECT_EQ(Kept(copy_, "job").elements[2], Reply::Int(token));
+    EXPECT_EQ(Kept(copy_, "job").Field("token"), Reply::Int(token));
     ExpectSame(client_, copy_, read_only);
   }
   EXPECT_LE(std::stoll(LastToken(copy_)), std::stoll(LastToken(client_)));
@@ -568,8 +579,8 @@ TEST_F(ReplicaTest, DoesNotLookAtItsClock) {
   Settle(client_);
   EXPECT_EQ(copy_.Do("DBSIZE"), client_.Do("DBSIZE")) << "also what only waits to be removed";
   ExpectSame(client_, copy_, "later");
-  EXPECT_EQ(Kept(copy_, "touched").elements[1], Reply::Str("me"));
-  EXPECT_EQ(Kept(copy_, "asked again").elements[1], Reply::Str("me"));
+  EXPECT_EQ(Kept(copy_, "touched").Field("owner"), Reply::Str("me"));
+  EXPECT_EQ(Kept(copy_, "asked again").Field("owner"), Reply::Str("me"));
 }
 
 TEST_F(ReplicaTest, RemovesWhenThePrimaryDoes) {
@@ -608,17 +619,17 @@ TEST(FailoverTest, PromotedReplicaHoldsTheSameLocksAndIssuesLargerTokens) {
   EXPECT_EQ(copy.Do("REPLICAOF", "NO", "ONE"), Reply::Ok());
   const std::string floor = LastToken(copy);
   EXPECT_GE(std::stoll(floor), old_token + 30'000'000) << "the margin is added";
-  EXPECT_EQ(ReadAof(replica.dir()).back(), (Command{"LOCK.FACT", "FLOOR", floor}));
-  EXPECT_EQ(Kept(copy, "touched"), kept[0]);
-  EXPECT_EQ(Kept(copy, "released"), kept[1]);
-  EXPECT_EQ(Kept(copy, "asked again"), kept[2]);
+  EXPECT_EQ(LastInAof(replica), (Command{"LOCK.FACT", "FLOOR", floor}));
+  EXPECT_EQ(Kept(copy, "touched"), kept.at(0));
+  EXPECT_EQ(Kept(copy, "released"), kept.at(1));
+  EXPECT_EQ(Kept(copy, "asked again"), kept.at(2));
   // The replica behind it hears of the floor too.
   EXPECT_TRUE(Eventually([&] { return LastToken(leaf) == floor; })) << LastToken(leaf);
 
   EXPECT_EQ(copy.Do("LOCK.ACQUIRE", "touched", "you", "PX", kMinute), Reply::Nil());
   EXPECT_EQ(copy.Do("LOCK.TOUCH", "touched", "me", "PX", kMinute), Reply::Int(1));
   EXPECT_EQ(copy.Do("LOCK.RELEASE", "released", "me"), Reply::Int(1));
-  EXPECT_EQ(copy.Do("LOCK.ACQUIRE", "asked again", "me", "PX", kMinute), kept[2].elements[2]);
+  EXPECT_EQ(copy.Do("LOCK.ACQUIRE", "asked again", "me", "PX", kMinute), kept.at(2).Field("token"));
   EXPECT_GT(MustAcquire(copy, "released", "you"), std::stoll(floor));
   EXPECT_GT(MustAcquire(copy, "free", "you"), std::stoll(floor));
 
@@ -662,7 +673,7 @@ TEST(FailoverTest, CoordinatedFailoverLosesNothing) {
 // floor of the new life is part of the history.
 TEST(FailoverTest, RestartedPrimaryTellsItsReplicaTheNewFloor) {
   Server primary({.args = kPrimary});
-  Server replica(ReplicaOf(primary));
+  Server replica(ReplicaOf(primary, kAof));
   Client client = primary.Connect();
   Client copy = replica.Connect();
   AwaitSync(copy);
@@ -676,6 +687,7 @@ TEST(FailoverTest, RestartedPrimaryTellsItsReplicaTheNewFloor) {
   EXPECT_EQ(InfoField(client, "stats", "sync_full"), "0");
   EXPECT_TRUE(Eventually([&] { return LastToken(copy) == LastToken(client); }))
       << LastToken(copy) << " " << LastToken(client);
+  EXPECT_EQ(LastInAof(replica), (Command{"LOCK.FACT", "FLOOR", LastToken(client)}));
   ExpectSame(client, copy, "after the restart");
 }
 

@@ -3,9 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <random>
@@ -87,7 +85,7 @@ TEST_F(RestoreTest, EveryFieldIsHeldToItsRange) {
     EXPECT_EQ(client_.Do("DUMP", "job"), Reply::Str(payload));
     const Reply info = client_.Do("LOCK.INFO", "job");
     ASSERT_TRUE(info.IsArray()) << info;
-    EXPECT_EQ(info.Field("holders").elements[0].Field("owner"), Reply::Str(value.substr(24)));
+    EXPECT_EQ(info.Field("holders").elements.at(0).Field("owner"), Reply::Str(value.substr(24)));
   }
   for (const int64_t end : {int64_t{0}, int64_t{3000}}) {
     EXPECT_EQ(Restore(Frame(Value(token, 1000, end, "me"))), Reply::Ok());
@@ -147,7 +145,7 @@ TEST_F(RestoreTest, ForgedTokensAreRefused) {
           .IsError("ERR Bad data format"));
   client_.Do("MULTI");
   client_.Do("RESTORE", "forged", 0, forged);
-  EXPECT_TRUE(client_.Do("EXEC").elements[0].IsError("ERR Bad data format"));
+  EXPECT_TRUE(client_.Do("EXEC").elements.at(0).IsError("ERR Bad data format"));
 }
 
 TEST_F(RestoreTest, OtherVersionsTypesAndFramesAreRefused) {

@@ -16,7 +16,7 @@ struct Setting {
 };
 
 constexpr long long kSecond = 1000;
-constexpr long long kDay = 24 * 3600 * kSecond;
+constexpr long long kDay = 24LL * 3600 * kSecond;
 
 // The least lease limit is a second, so that EX always has something to say; the most is ten years,
 // far inside what the storage format can hold.

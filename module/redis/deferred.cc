@@ -93,6 +93,11 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
   if (next != kMaxInstant) alarm_clock.Set(ctx, next, ToInstant(now));
 }
 
+// The server forks to write down all data: for a file, or for a replica.
+void OnFork(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t moment, void* /*data*/) {
+  if (moment == REDISMODULE_SUBEVENT_FORK_CHILD_BORN) Tokens().TellFloorAgain(WallNow());
+}
+
 void OnFlush(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, void* data) {
   if (moment != REDISMODULE_SUBEVENT_FLUSHDB_END) return;
   const int db = static_cast<RedisModuleFlushInfo*>(data)->dbnum;
@@ -146,6 +151,8 @@ bool SubscribeToEvents(RedisModuleCtx* ctx) {
              REDISMODULE_OK &&
          RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_ReplicationRoleChanged,
                                             OnRoleChange) == REDISMODULE_OK &&
+         RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_ForkChild, OnFork) ==
+             REDISMODULE_OK &&
          RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_FlushDB, OnFlush) ==
              REDISMODULE_OK &&
          RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_SwapDB, OnSwap) ==

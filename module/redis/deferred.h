@@ -7,8 +7,9 @@
 // first asks whether this server may write now. If it may not, the debt stays.
 //
 // Owed are: the floor of the token clock, to be told to replicas and the AOF when this server
-// starts to issue; the TTL of locks that strangers changed (EXPIRE, PERSIST, RESTORE), to be set
-// back to their leases; and everything that waiting clients wait for.
+// starts to issue, and again to those who get a copy of the data; the TTL of locks that strangers
+// changed (EXPIRE, PERSIST, RESTORE), to be set back to their leases; and everything that waiting
+// clients wait for.
 
 #ifndef TURNSTILE_REDIS_DEFERRED_H_
 #define TURNSTILE_REDIS_DEFERRED_H_

@@ -14,6 +14,10 @@ const TokenClock& ServerTokens::Issuing(FineInstant now) {
   return clock_;
 }
 
+void ServerTokens::TellFloorAgain(FineInstant now) {
+  if (issuing_ && clock_.LeadAt(now) > Micros{0}) untold_floor_ = clock_.last();
+}
+
 void ServerTokens::StopIssuing() {
   issuing_ = false;
   untold_floor_.reset();

@@ -21,6 +21,10 @@ class ServerTokens {
   // The server is a replica now: it issues nothing until it is promoted.
   void StopIssuing();
 
+  // A copy of the data is about to leave (an AOF is rewritten, a replica syncs) that does not carry
+  // the clock: while it leads the wall clock, the floor must be told once more.
+  void TellFloorAgain(FineInstant now);
+
   // The floor that replicas and the AOF have not been told yet, if any; the caller tells them.
   std::optional<Token> TakeUntoldFloor();
 

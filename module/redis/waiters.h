@@ -77,7 +77,7 @@ class Waiters {
   static int OnReply(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
   static int OnUnblocked(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
   static void OnGone(RedisModuleCtx* ctx, RedisModuleBlockedClient* client);
-  static void OnFree(RedisModuleCtx* ctx, void* parked);
+  static void OnFree(RedisModuleCtx* ctx, void* data);
 
   WaitQueue queue_;
   std::unordered_map<RedisModuleBlockedClient*, Parked*> parked_;  // not answered yet

@@ -323,7 +323,7 @@ TEST_F(RaceTest, NoGrantIsLostAmongMany) {
 
 // --- Load -------------------------------------------------------------------------------------
 
-class LoadTest : public SharedWaitingTest<LoadTest> {};
+class LineLoadTest : public SharedWaitingTest<LineLoadTest> {};
 
 // A resource that notices when two use it, or when somebody comes with a smaller token.
 class Resource {
@@ -343,7 +343,7 @@ class Resource {
   std::atomic<int64_t> last_token_ = 0;
 };
 
-TEST_F(LoadTest, TenThousandHandOversAmongFifty) {
+TEST_F(LineLoadTest, TenThousandHandOversAmongFifty) {
   constexpr int kClients = 50;
   constexpr int kEach = 200;
   Resource resource;
@@ -405,7 +405,7 @@ class Holder {
   int64_t token_ = 0;
 };
 
-TEST_F(LoadTest, AHolderThatDiesIsFollowedAtTheEndOfItsLease) {
+TEST_F(LineLoadTest, AHolderThatDiesIsFollowedAtTheEndOfItsLease) {
   client_.Do("EVAL",
              "for i = 1, 100000 do redis.call('SET', 'filler:' .. i, 'x', 'PX', 3600000 + i) end",
              0);
@@ -434,7 +434,7 @@ TEST_F(LoadTest, AHolderThatDiesIsFollowedAtTheEndOfItsLease) {
 
 // --- Memory -----------------------------------------------------------------------------------
 
-TEST(MemoryTest, IsGivenBack) {
+TEST(WaiterMemoryTest, IsGivenBack) {
   Server server;
   Client client = server.Connect();
   const auto used = [&] { return std::stoll(InfoField(client, "memory", "used_memory")); };

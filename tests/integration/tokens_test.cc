@@ -366,5 +366,46 @@ TEST(TokensTest, AtTheEndNothingNewIsGrantedAndWhatIsHeldStays) {
             Reply::Int(kMaxToken - 1));
 }
 
+// The clock that has come far ahead in several lives is not lost with the old AOF.
+TEST(TokensTest, RiseAcrossARewriteOfTheAof) {
+  for (const char* preamble : {"yes", "no"}) {
+    SCOPED_TRACE(preamble);
+    Server server({.args = {"--appendonly", "yes", "--appendfsync", "always",
+                            "--aof-use-rdb-preamble", preamble}});
+    for (int life = 0; life < 3; ++life) {  // a lead of two minutes
+      server.Kill9();
+      ASSERT_TRUE(server.Restart());
+    }
+    Client client = server.Connect();
+    const int64_t token = MustAcquire(client, "job", "me");
+    client.Do("LOCK.RELEASE", "job", "me");
+    client.Do("BGREWRITEAOF");
+    ASSERT_TRUE(Eventually([&] {
+      const std::string info = client.Do("INFO", "persistence").text;
+      return info.find("aof_rewrite_in_progress:0") != std::string::npos &&
+             info.find("aof_rewrite_scheduled:0") != std::string::npos;
+    }));
+    server.Kill9();
+    ASSERT_TRUE(server.Restart());
+    client = server.Connect();
+    EXPECT_GT(MustAcquire(client, "job", "you"), token);
+  }
+}
+
+TEST(TokensTest, RiseAcrossAFullSyncAndAPromotion) {
+  Server primary({.args = {"--appendonly", "yes", "--repl-diskless-sync", "no"}});
+  for (int life = 0; life < 3; ++life) ASSERT_TRUE(primary.Restart());
+  Client client = primary.Connect();
+  const int64_t token = MustAcquire(client, "job", "me");
+  client.Do("LOCK.RELEASE", "job", "me");
+  Server replica({.args = {"--replicaof", "127.0.0.1", std::to_string(primary.port())}});
+  Client copy = replica.Connect();
+  AwaitLink(copy);
+  EXPECT_EQ(client.Do("SET", "k", "v"), Reply::Ok());
+  EXPECT_EQ(client.Do("WAIT", 1, kPatience.count()), Reply::Int(1));
+  EXPECT_EQ(copy.Do("REPLICAOF", "NO", "ONE"), Reply::Ok());
+  EXPECT_GT(MustAcquire(copy, "job", "you"), token);
+}
+
 }  // namespace
 }  // namespace turnstile::testing

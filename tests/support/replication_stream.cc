@@ -23,6 +23,10 @@ bool Is(const Command& command, const char* name) {
   return !command.empty() && strcasecmp(command[0].c_str(), name) == 0;
 }
 
+bool IsFloor(const Command& command) {
+  return Is(command, "LOCK.FACT") && command.size() == 3 && command[1] == "FLOOR";
+}
+
 }  // namespace
 
 ReplicationStream::ReplicationStream(int port, Options options)
@@ -73,7 +77,7 @@ Command ReplicationStream::Next(Milliseconds within) {
     } else if (Is(command, "SELECT") && command.size() == 2) {
       db_ = std::stoi(command[1]);
       if (options_.show_select) return command;
-    } else if (!Is(command, "PING")) {
+    } else if (!Is(command, "PING") && !IsFloor(command)) {
       return command;
     }
   }

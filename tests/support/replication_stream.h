@@ -29,7 +29,8 @@ class ReplicationStream {
   ReplicationStream(int port, Options options);
 
   // The next command; empty if none comes in time. PING and REPLCONF are left out, and each request
-  // for an acknowledgement is answered, so WAIT works.
+  // for an acknowledgement is answered, so WAIT works. The floor of the token clock is left out
+  // too: a primary tells it after a sync, while its clock leads.
   Command Next(Milliseconds within = kPatience);
 
   // All commands up to now, "now" being a message that `client`, connected to the same primary,

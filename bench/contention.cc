@@ -104,9 +104,7 @@ class Way {
     return reply;
   }
   const std::string& owner() const { return owner_; }
-  int64_t Script(const std::string& sha) {
-    return Ask("EVALSHA", sha, 1, "lock", owner_).integer;
-  }
+  int64_t Script(const std::string& sha) { return Ask("EVALSHA", sha, 1, "lock", owner_).integer; }
   std::string Load(const char* script) { return client_.Do("SCRIPT", "LOAD", script).text; }
 
  private:
@@ -180,8 +178,8 @@ std::unique_ptr<Way> Make(int port, int number) {
 }
 
 struct Figures {
-  double rate = 0;      // acquisitions a second
-  double p50 = 0;       // of the time to acquire, in milliseconds
+  double rate = 0;  // acquisitions a second
+  double p50 = 0;   // of the time to acquire, in milliseconds
   double p99 = 0;
   double most = 0;
   double cpu = 0;       // of the server, microseconds for each acquisition
@@ -259,7 +257,8 @@ Figures Run(Server& server, const MakeWay& make, const Settings& settings) {
   figures.most = waits.back();
   figures.cpu = cpu / static_cast<double>(counted);
   figures.requests = static_cast<double>(requests) / static_cast<double>(waits.size());
-  figures.fairness = static_cast<double>(luckiest) / static_cast<double>(std::max<size_t>(unluckiest, 1));
+  figures.fairness =
+      static_cast<double>(luckiest) / static_cast<double>(std::max<size_t>(unluckiest, 1));
   return figures;
 }
 
@@ -285,9 +284,12 @@ void CompareWays(const Settings& settings) {
     }
     std::fprintf(stderr, "contention: round %d of %d\n", round + 1, settings.rounds);
   }
-  std::printf("%d clients, one lock, hold 0 to 1 ms, think 0 to 10 ms, median of %d rounds of %.1f s\n\n",
-              settings.clients, settings.rounds, settings.seconds);
-  std::printf("| way | acquisitions/s | p50 ms | p99 ms | max ms | server CPU us each | requests each | most/least |\n");
+  std::printf(
+      "%d clients, one lock, hold 0 to 1 ms, think 0 to 10 ms, median of %d rounds of %.1f s\n\n",
+      settings.clients, settings.rounds, settings.seconds);
+  std::printf(
+      "| way | acquisitions/s | p50 ms | p99 ms | max ms | server CPU us each | requests each | "
+      "most/least |\n");
   std::printf("|---|---|---|---|---|---|---|---|\n");
   for (const auto& [name, make] : ways) {
     const std::vector<Figures>& all = results[name];
@@ -303,8 +305,9 @@ void CompareWays(const Settings& settings) {
                 median(&Figures::fairness));
   }
   std::printf("\n| line against | acquisitions/s | p99 | server CPU each |\n|---|---|---|---|\n");
-  for (const auto& [name, make] : ways) {
-    if (std::string(name) == "line") continue;
+  for (const auto& way : ways) {
+    const std::string name = way.first;
+    if (name == "line") continue;
     // Paired within each round: the machine's mood cancels out.
     const auto ratio = [&](double Figures::*field) {
       std::vector<double> values;
@@ -313,7 +316,7 @@ void CompareWays(const Settings& settings) {
       }
       return Median(values);
     };
-    std::printf("| %s | %.2f times | 1/%.1f | %.2f times |\n", name, ratio(&Figures::rate),
+    std::printf("| %s | %.2f times | 1/%.1f | %.2f times |\n", name.c_str(), ratio(&Figures::rate),
                 1 / ratio(&Figures::p99), ratio(&Figures::cpu));
   }
 }
@@ -338,9 +341,8 @@ double HandoverMicros(int waiters, int handovers) {
       Eventually([&] { return admin.Do("LOCK.INFO", "lock").Field("waiting") == Reply::Int(i); });
     }
   }
-  if (!Eventually([&] {
-        return admin.Do("LOCK.INFO", "lock").Field("waiting") == Reply::Int(waiters);
-      })) {
+  if (!Eventually(
+          [&] { return admin.Do("LOCK.INFO", "lock").Field("waiting") == Reply::Int(waiters); })) {
     Fail("the line did not form");
   }
   // The next in line is the next number: whoever was served goes to the end again.
@@ -359,7 +361,8 @@ double HandoverMicros(int waiters, int handovers) {
   const double idle_before = CpuMicros(server.pid());
   const auto idle_began = Clock::now();
   LetPass(Milliseconds{2000});
-  const double idle = (CpuMicros(server.pid()) - idle_before) / Micros(Clock::now() - idle_began).count();
+  const double idle =
+      (CpuMicros(server.pid()) - idle_before) / Micros(Clock::now() - idle_began).count();
   const double before = CpuMicros(server.pid());
   const auto began = Clock::now();
   pass_on(handovers, next);
@@ -369,7 +372,9 @@ double HandoverMicros(int waiters, int handovers) {
 
 void MeasureHandovers() {
   constexpr int kHandovers = 20000;
-  std::printf("\n| waiting clients | server CPU us for each hand-over (a RELEASE and an ACQUIRE … WAIT) |\n|---|---|\n");
+  std::printf(
+      "\n| waiting clients | server CPU us for each hand-over (a RELEASE and an ACQUIRE … WAIT) "
+      "|\n|---|---|\n");
   for (const int waiters : {10, 100, 1000, 9000}) {
     std::vector<double> values;
     for (int round = 0; round < 3; ++round) values.push_back(HandoverMicros(waiters, kHandovers));
@@ -378,11 +383,7 @@ void MeasureHandovers() {
   }
 }
 
-}  // namespace
-}  // namespace turnstile::testing
-
-int main(int argc, char** argv) {
-  using namespace turnstile::testing;
+int Main(int argc, char** argv) {
   Settings settings;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i];
@@ -398,3 +399,8 @@ int main(int argc, char** argv) {
   MeasureHandovers();
   return 0;
 }
+
+}  // namespace
+}  // namespace turnstile::testing
+
+int main(int argc, char** argv) { return turnstile::testing::Main(argc, argv); }

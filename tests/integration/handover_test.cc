@@ -255,7 +255,7 @@ TEST_F(HandOverTest, ManyLinesAtOnce) {
   Commands expected;
   for (int i = 0; i < 100; i++) {
     const std::string key = std::to_string(i);
-    const Reply token = waiters[static_cast<size_t>(2 * i)].Read();
+    const Reply token = waiters[2 * static_cast<size_t>(i)].Read();
     ASSERT_TRUE(token.IsInteger()) << token;
     expected.push_back(Granted(key, "owner of " + key, token));
   }
@@ -423,6 +423,10 @@ TEST_F(HandOverTest, TheWaitersOwnLockComes) {
 
 // --- Strings ----------------------------------------------------------------------------------
 
+const std::string kTheUsualRelease =
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) "
+    "else return 0 end";
+
 // Commands that let bob in while "job" is a string that says alice, and "string" one that says bob.
 const std::vector<Way> kWaysToFreeAString = {
     {{{"DEL", "job"}}},
@@ -440,10 +444,7 @@ const std::vector<Way> kWaysToFreeAString = {
     {{{"SET", "job", "someone else", "PX", "30"}}},
     {{{"LOCK.TOUCH", "job", "alice", "PX", "30"}}},
     {{{"LOCK.RELEASE", "job", "alice"}}},
-    {{{"EVAL",
-       "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) "
-       "else return 0 end",
-       "1", "job", "alice"}}},
+    {{{"EVAL", kTheUsualRelease, "1", "job", "alice"}}},
     // The string becomes bob's own.
     {{{"SET", "job", "bob"}}},
     {{{"SET", "job", "bob", "KEEPTTL"}}},

@@ -305,8 +305,9 @@ void CompareWays(const Settings& settings) {
                 median(&Figures::fairness));
   }
   std::printf("\n| line against | acquisitions/s | p99 | server CPU each |\n|---|---|---|---|\n");
-  for (const auto& [name, make] : ways) {
-    if (std::string(name) == "line") continue;
+  for (const auto& way : ways) {
+    const std::string name = way.first;
+    if (name == "line") continue;
     // Paired within each round: the machine's mood cancels out.
     const auto ratio = [&](double Figures::*field) {
       std::vector<double> values;
@@ -315,7 +316,7 @@ void CompareWays(const Settings& settings) {
       }
       return Median(values);
     };
-    std::printf("| %s | %.2f times | 1/%.1f | %.2f times |\n", name, ratio(&Figures::rate),
+    std::printf("| %s | %.2f times | 1/%.1f | %.2f times |\n", name.c_str(), ratio(&Figures::rate),
                 1 / ratio(&Figures::p99), ratio(&Figures::cpu));
   }
 }
@@ -382,11 +383,7 @@ void MeasureHandovers() {
   }
 }
 
-}  // namespace
-}  // namespace turnstile::testing
-
-int main(int argc, char** argv) {
-  using namespace turnstile::testing;
+int Main(int argc, char** argv) {
   Settings settings;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i];
@@ -402,3 +399,8 @@ int main(int argc, char** argv) {
   MeasureHandovers();
   return 0;
 }
+
+}  // namespace
+}  // namespace turnstile::testing
+
+int main(int argc, char** argv) { return turnstile::testing::Main(argc, argv); }

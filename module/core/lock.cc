@@ -47,6 +47,7 @@ enum class Standing { kFree, kOwnPlain, kOwn, kEnded, kOthers };
 
 Standing StandingOf(Owner owner, const Place& place, Instant now) {
   if (place.plain.has_value()) {
+    if (now > place.plain->end) return Standing::kFree;
     return place.plain->value == owner.bytes ? Standing::kOwnPlain : Standing::kOthers;
   }
   if (place.lock == nullptr) return Standing::kFree;
@@ -132,6 +133,7 @@ bool IsCurrent(const Place& place, Token token, Instant now) {
 
 std::optional<Holder> HolderOf(const Place& place, Instant now) {
   if (place.plain.has_value()) {
+    if (now > place.plain->end) return std::nullopt;
     const std::string_view value = place.plain->value;
     return Holder{Owner{value.size() <= kMaxOwnerBytes ? value : ""}, place.plain->end};
   }

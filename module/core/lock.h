@@ -20,8 +20,10 @@
 // it already has and a lease that starts anew, so a caller whose reply was lost can simply ask
 // again.
 //
-// Plain locks. A string key counts as a lock held by its value, under no token, until it goes:
-// clients of `SET key value NX PX` and our own keep each other out while a fleet changes over.
+// Plain locks. A string key counts as a lock held by its value, under no token, until it goes or
+// its TTL is over: clients of `SET key value NX PX` and our own keep each other out while a fleet
+// changes over. As with leases, the time given here decides: the server's own idea of what has
+// expired can be a moment older.
 
 #ifndef TURNSTILE_CORE_LOCK_H_
 #define TURNSTILE_CORE_LOCK_H_
@@ -123,7 +125,8 @@ std::optional<Token> CurrentToken(const Place& place, Instant now);
 // Whether the lock is held at `now` under exactly this token.
 bool IsCurrent(const Place& place, Token token, Instant now);
 
-// Who keeps others out at `now`, and until when.
+// Who keeps others out at `now`, and until when, which is not before `now`. Absent exactly when a
+// stranger's request would be granted if nobody waited.
 struct Holder {
   Owner owner;  // empty, which no owner is, if a plain lock's value is too long to be one
   Instant end;

@@ -154,12 +154,19 @@ void WaitQueue::ClearHolder(Line& line) {
 void WaitQueue::SetHolder(LockName lock, std::optional<Owner> owner, Instant end) {
   Line* line = Find(lock);
   if (line == nullptr) return;
-  ClearHolder(*line);
   if (!owner.has_value()) {
+    ClearHolder(*line);
     woken_.insert(line);
     return;
   }
+  if (line->holder_ != nullptr && line->holder_->owner == *owner) {
+    ends_.erase({line->holder_end_, line});
+    line->holder_end_ = end;
+    ends_.emplace(end, line);
+    return;
+  }
   Party& party = PartyOf(*owner);
+  ClearHolder(*line);
   line->holder_ = &party;
   line->holder_end_ = end;
   line->next_of_holder_ = party.first_held;

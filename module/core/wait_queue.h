@@ -192,6 +192,7 @@ struct WaitQueue::Party {
   LockName reached_over;
 };
 
+// For a cycle, which is not empty:
 // "waiting for "b" would close the cycle worker-1 -> "b" -> worker-2 -> "a" -> worker-1". Locks
 // that are not `visible` to the reader, and those who hold them or stand before, appear as "?".
 std::string DescribeCycle(const std::vector<WaitQueue::Step>& cycle,

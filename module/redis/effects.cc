@@ -94,7 +94,7 @@ void ReplyPlainHolder(RedisModuleCtx* ctx, const PlainLock& plain, Instant now) 
   if (plain.end == kMaxInstant) {
     NullField(ctx, "lease-left-ms");
   } else {
-    Field(ctx, "lease-left-ms", std::max(plain.end - now, Millis{0}).count());
+    Field(ctx, "lease-left-ms", (plain.end - now).count());
   }
   NullField(ctx, "held-ms");
   CommonHolderFields(ctx);
@@ -176,16 +176,17 @@ int ReplyFlag(RedisModuleCtx* ctx, bool flag) {
 }
 
 int ReplyInfo(RedisModuleCtx* ctx, const Place& place, const WaitQueue::Line* line, Instant now) {
-  const bool live = place.lock != nullptr && place.lock->hold().LiveAt(now);
-  if (!live && !place.plain.has_value() && line == nullptr) return RedisModule_ReplyWithNull(ctx);
+  const bool held = HolderOf(place, now).has_value();
+  if (!held && line == nullptr) return RedisModule_ReplyWithNull(ctx);
+  const bool plain = held && place.plain.has_value();
   RedisModule_ReplyWithMap(ctx, 5);
-  Field(ctx, "mode", place.plain.has_value() ? "plain" : "exclusive");
+  Field(ctx, "mode", plain ? "plain" : "exclusive");
   RedisModule_ReplyWithCString(ctx, "holders");
-  RedisModule_ReplyWithArray(ctx, live || place.plain.has_value() ? 1 : 0);
-  if (live) {
-    ReplyHolder(ctx, place.lock->hold(), now);
-  } else if (place.plain.has_value()) {
+  RedisModule_ReplyWithArray(ctx, held ? 1 : 0);
+  if (plain) {
     ReplyPlainHolder(ctx, *place.plain, now);
+  } else if (held) {
+    ReplyHolder(ctx, place.lock->hold(), now);
   }
   Field(ctx, "linger-left-ms", 0);
   Field(ctx, "waiting", line == nullptr ? 0 : static_cast<long long>(line->size()));

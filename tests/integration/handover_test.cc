@@ -47,11 +47,22 @@ class HandOverTest : public SharedWaitingTest<HandOverTest> {
     SharedServerTest::SetUpTestSuite();
     replica_ = std::make_unique<Server>(
         ServerOptions{.args = {"--replicaof", "127.0.0.1", std::to_string(server().port())}});
+    Client client = server().Connect();
     Client copy = replica_->Connect();
     EXPECT_TRUE(
         Eventually([&] { return InfoField(copy, "replication", "master_link_status") == "up"; },
                    Milliseconds{20000}));
     stream_ = std::make_unique<ReplicationStream>(server().port());
+    // FLUSHALL would end a process that still saves, and with it the stream.
+    EXPECT_TRUE(Eventually(
+        [&] { return InfoField(client, "persistence", "rdb_bgsave_in_progress") == "0"; }));
+    // Valkey 8.1.1 runs a module's callbacks on the client that moves a key, and leaves that
+    // client, a replica's too, in the other database (valkey-io/valkey#4024).
+    client.Do("SET", "x", "x");
+    client.Do("MOVE", "x", 5);
+    move_works_ = client.Do("CLIENT", "INFO").text.find(" db=0 ") != std::string::npos;
+    client.Do("FLUSHALL");
+    stream_->Until(client);
     known_ = std::ssize(ReadAof(server().dir()));
   }
   static void TearDownTestSuite() {
@@ -116,7 +127,13 @@ class HandOverTest : public SharedWaitingTest<HandOverTest> {
       const Reply reply = client_.Do(command);
       EXPECT_FALSE(reply.IsError()) << command[0] << ": " << reply;
     }
-    client_.Do("SELECT", 0);  // Valkey 8.1 goes along with MOVE if a module listens
+    client_.Do("SELECT", 0);
+  }
+
+  // Whether this server can do it without harm.
+  static bool Works(const Way& way) {
+    return move_works_ || std::none_of(way.commands.begin(), way.commands.end(),
+                                       [](const Command& command) { return command[0] == "MOVE"; });
   }
 
   Client copy_ = replica_->Connect();
@@ -125,6 +142,7 @@ class HandOverTest : public SharedWaitingTest<HandOverTest> {
   static inline std::unique_ptr<Server> replica_;
   static inline std::unique_ptr<ReplicationStream> stream_;
   static inline std::ptrdiff_t known_ = 0;  // so much of the AOF was told before
+  static inline bool move_works_ = false;
 };
 
 // --- The lock goes away -----------------------------------------------------------------------
@@ -156,6 +174,7 @@ const std::vector<Way> kWaysToFree = {
 
 TEST_F(HandOverTest, WhenTheLockGoesAway) {
   for (const Way& way : kWaysToFree) {
+    if (!Works(way)) continue;
     SCOPED_TRACE(Spelled(way));
     StartAfresh();
     const int64_t alice = MustAcquire(client_, "job", "alice");
@@ -191,7 +210,9 @@ TEST_F(HandOverTest, ALockThatMovedLivesOn) {
   EXPECT_TRUE(bob.Read().IsInteger());
   EXPECT_EQ(client_.Do("LOCK.FENCE", "away"), Reply::Int(token));
   Waiter carol(server(), "away", "carol");
-  DoAll({{"MOVE", "away", "5"}});
+  const Way move = {{{"MOVE", "away", "5"}}};
+  if (!Works(move)) return;
+  DoAll(move.commands);
   EXPECT_TRUE(carol.Read().IsInteger());
   EXPECT_EQ(other.Do("LOCK.FENCE", "away"), Reply::Int(token));
   EXPECT_EQ(other.Do("LOCK.RELEASE", "away", "alice"), Reply::Int(1));
@@ -234,7 +255,7 @@ TEST_F(HandOverTest, ManyLinesAtOnce) {
   Commands expected;
   for (int i = 0; i < 100; i++) {
     const std::string key = std::to_string(i);
-    const Reply token = waiters[static_cast<size_t>(2 * i)].Read();
+    const Reply token = waiters[2 * static_cast<size_t>(i)].Read();
     ASSERT_TRUE(token.IsInteger()) << token;
     expected.push_back(Granted(key, "owner of " + key, token));
   }
@@ -356,6 +377,7 @@ const std::vector<Way> kWaysToReplace = {
 
 TEST_F(HandOverTest, WhenAnotherLockComesInItsPlace) {
   for (const Way& way : kWaysToReplace) {
+    if (!Works(way)) continue;
     SCOPED_TRACE(Spelled(way));
     StartAfresh();
     MustAcquire(client_, "job", "alice");
@@ -401,6 +423,10 @@ TEST_F(HandOverTest, TheWaitersOwnLockComes) {
 
 // --- Strings ----------------------------------------------------------------------------------
 
+const std::string kTheUsualRelease =
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) "
+    "else return 0 end";
+
 // Commands that let bob in while "job" is a string that says alice, and "string" one that says bob.
 const std::vector<Way> kWaysToFreeAString = {
     {{{"DEL", "job"}}},
@@ -418,10 +444,7 @@ const std::vector<Way> kWaysToFreeAString = {
     {{{"SET", "job", "someone else", "PX", "30"}}},
     {{{"LOCK.TOUCH", "job", "alice", "PX", "30"}}},
     {{{"LOCK.RELEASE", "job", "alice"}}},
-    {{{"EVAL",
-       "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) "
-       "else return 0 end",
-       "1", "job", "alice"}}},
+    {{{"EVAL", kTheUsualRelease, "1", "job", "alice"}}},
     // The string becomes bob's own.
     {{{"SET", "job", "bob"}}},
     {{{"SET", "job", "bob", "KEEPTTL"}}},
@@ -438,6 +461,7 @@ const std::vector<Way> kWaysToFreeAString = {
 
 TEST_F(HandOverTest, WhenAStringGoesAwayOrBecomesTheWaiters) {
   for (const Way& way : kWaysToFreeAString) {
+    if (!Works(way)) continue;
     for (const bool with_ttl : {false, true}) {
       SCOPED_TRACE(Spelled(way) + (with_ttl ? " with a TTL" : " without a TTL"));
       StartAfresh();

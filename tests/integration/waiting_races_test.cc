@@ -334,7 +334,7 @@ class Resource {
       ADD_FAILURE() << user << " while " << nobody << " is here";
     }
     if (last_token_.exchange(token) >= token) ADD_FAILURE() << "tokens must rise";
-    std::this_thread::sleep_for(time);
+    LetPass(time);
     user_ = -1;
   }
 

@@ -7,6 +7,7 @@
 #define TURNSTILE_TESTS_SUPPORT_EVENTUALLY_H_
 
 #include <poll.h>
+#include <time.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -25,18 +26,20 @@ inline constexpr Milliseconds kPatience{5000};
 // An fd of -1 is never readable, which makes this the one and only wait.
 inline bool WaitReadable(int fd, Clock::time_point deadline) {
   for (;;) {
-    const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
+    const auto left = std::max(deadline - Clock::now(), Clock::duration::zero());
+    const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
+    const timespec time{seconds.count(), std::chrono::nanoseconds(left - seconds).count()};
     pollfd entry{fd, POLLIN, 0};
-    const int ready = poll(&entry, 1, static_cast<int>(std::clamp<decltype(left)>(left, 0, 60000)));
+    const int ready = ppoll(&entry, 1, &time, nullptr);
     if (ready > 0) return true;
     if (ready < 0 && errno != EINTR) return false;
-    if (left <= 0) return false;
+    if (left == Clock::duration::zero()) return false;
   }
 }
 
-// Lets time pass. Only for showing that something does NOT happen in that time, or that it has not
-// happened too early; for anything else use Eventually().
-inline void LetPass(Milliseconds time) { WaitReadable(-1, Clock::now() + time); }
+// Lets time pass. Only for work that takes time, and for showing that something does NOT happen in
+// that time, or that it has not happened too early; for anything else use Eventually().
+inline void LetPass(std::chrono::nanoseconds time) { WaitReadable(-1, Clock::now() + time); }
 
 // Polls `predicate` until it holds (true) or the time is over (false). It is called at least once,
 // and once more at the very end.

@@ -56,8 +56,9 @@ inline std::vector<std::string> LineOf(Client& client, std::string_view key) {
   std::vector<std::string> owners;
   const Reply info = client.Do("LOCK.INFO", key);
   if (info.IsNil()) return owners;
-  for (const Reply& place : info.Field("line").elements)
+  for (const Reply& place : info.Field("line").elements) {
     owners.push_back(place.Field("owner").text);
+  }
   return owners;
 }
 
@@ -188,7 +189,7 @@ inline std::vector<Reply> DoAtOnce(RawConnection& connection, const Commands& co
 // pass of its event loop than the one before, and the second in the very next one: of a new
 // connection a server reads 16 to 20 KB at first.
 inline Commands InPasses(const std::vector<Commands>& passes) {
-  const Command filler = {"EXISTS", std::string(24 * 1024, 'x')};
+  const Command filler = {"EXISTS", std::string(size_t{24} * 1024, 'x')};
   Commands commands;
   for (size_t i = 0; i < passes.size(); i++) {
     if (i > 0) commands.insert(commands.end(), i == 1 ? 1 : 6, filler);

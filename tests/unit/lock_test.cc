@@ -264,6 +264,19 @@ TEST_P(LockSituation, Holder) {
   }
 }
 
+// Lines are settled by what both say: if they differed, a line would be looked at for ever.
+TEST_P(LockSituation, HolderIsWhoKeepsStrangersOut) {
+  const Scene scene(s().stored);
+  const Outcome outcome = Decide(scene.place(), AcquireRequest{Owner{"zoe"}, kLease},
+                                 Ahead::kNobody, fine_now(), clock_)
+                              .outcome;
+  const std::optional<Holder> holder = HolderOf(scene.place(), now());
+  EXPECT_EQ(holder.has_value(), outcome == Outcome::kHeldByOther);
+  if (holder.has_value()) {
+    EXPECT_GE(holder->end, now());
+  }
+}
+
 // A release that was decided elsewhere is obeyed at any time, by the owner only.
 TEST_P(LockSituation, ReleaseThatMustBeObeyed) {
   const Scene scene(s().stored);
@@ -274,6 +287,21 @@ TEST_P(LockSituation, ReleaseThatMustBeObeyed) {
   } else {
     EXPECT_EQ(decision.outcome, s().release);
   }
+}
+
+// The server may show a string whose TTL is over by our clock: its own is a moment older.
+TEST(PlainLockTest, IsOverAfterItsEnd) {
+  const Place place{.lock = nullptr, .plain = PlainLock{kAnn.bytes, kEnd}};
+  const auto acquire = [&place](Owner owner, FineInstant now) {
+    return Decide(place, AcquireRequest{owner, kTick}, Ahead::kNobody, now, TokenClock()).outcome;
+  };
+  EXPECT_EQ(acquire(kBob, kEnd + Micros{999}), Outcome::kHeldByOther);
+  EXPECT_EQ(acquire(kBob, kEnd + Micros{1000}), Outcome::kGranted);
+  EXPECT_EQ(Decide(place, ReleaseRequest{kAnn}, kEnd).outcome, Outcome::kReleased);
+  EXPECT_EQ(Decide(place, ReleaseRequest{kAnn}, kEnd + kTick).outcome, Outcome::kFree);
+  EXPECT_EQ(Decide(place, TouchRequest{kAnn, kTick}, kEnd + kTick).outcome, Outcome::kFree);
+  EXPECT_TRUE(HolderOf(place, kEnd).has_value());
+  EXPECT_FALSE(HolderOf(place, kEnd + kTick).has_value());
 }
 
 // --- Moments and leases -----------------------------------------------------------------------
@@ -391,7 +419,7 @@ TEST(Owner, IsComparedByteForByte) {
   for (const std::string_view holder : owners) {
     const LockPtr lock(Lock::Make({Owner{holder}, kToken, kSince, kEnd}));
     const Place held{.lock = lock.get(), .plain = std::nullopt};
-    const Place plain{.lock = nullptr, .plain = PlainLock{holder}};
+    const Place plain{.lock = nullptr, .plain = PlainLock{holder, kMaxInstant}};
     for (const std::string_view asker : owners) {
       const ReleaseRequest request{Owner{asker}};
       const Outcome expected = asker == holder ? Outcome::kReleased : Outcome::kHeldByOther;

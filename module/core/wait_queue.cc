@@ -45,15 +45,14 @@ WaitQueue::Party& WaitQueue::PartyOf(Owner owner) {
 }
 
 void WaitQueue::DropIfIdle(Party& party) {
-  if (party.first_wait != nullptr || party.first_held != nullptr) return;
-  parties_.erase(parties_.find(party.owner.bytes));
+  if (party.waits.empty() && party.held.empty()) parties_.erase(parties_.find(party.owner.bytes));
 }
 
 WaitQueue::Waiter* WaitQueue::FindWaiter(LockName lock, Owner owner) {
   const Party* party = FindParty(owner);
   if (party == nullptr) return nullptr;
-  Waiter* wait = party->first_wait;
-  while (wait != nullptr && wait->line_->lock_ != lock) wait = wait->next_of_party_;
+  Waiter* wait = party->waits.first();
+  while (wait != nullptr && wait->line_->lock_ != lock) wait = wait->of_party_.after;
   return wait;
 }
 
@@ -61,64 +60,30 @@ void WaitQueue::Enter(Waiter& waiter, LockName lock, Owner owner) {
   const auto [found, added] = lines_[lock.db].try_emplace(std::string(lock.key));
   Line& line = found->second;
   if (added) line.lock_ = LockName{lock.db, found->first};
-
   waiter.line_ = &line;
-  waiter.ahead_ = line.last_;
-  (line.last_ == nullptr ? line.first_ : line.last_->behind_) = &waiter;
-  line.last_ = &waiter;
-  ++line.size_;
-
-  Party& party = PartyOf(owner);
-  waiter.party_ = &party;
-  waiter.next_of_party_ = party.first_wait;
-  if (party.first_wait != nullptr) party.first_wait->previous_of_party_ = &waiter;
-  party.first_wait = &waiter;
-
+  line.waiters_.Append(waiter);
+  waiter.party_ = &PartyOf(owner);
+  waiter.party_->waits.Append(waiter);
   timeouts_.emplace(waiter.deadline_, &waiter);
 }
 
 void WaitQueue::TakeOver(Waiter& newer, Waiter& older) {
   newer.line_ = std::exchange(older.line_, nullptr);
-  newer.ahead_ = std::exchange(older.ahead_, nullptr);
-  newer.behind_ = std::exchange(older.behind_, nullptr);
-  (newer.ahead_ == nullptr ? newer.line_->first_ : newer.ahead_->behind_) = &newer;
-  (newer.behind_ == nullptr ? newer.line_->last_ : newer.behind_->ahead_) = &newer;
-
+  newer.line_->waiters_.Replace(older, newer);
   newer.party_ = std::exchange(older.party_, nullptr);
-  newer.previous_of_party_ = std::exchange(older.previous_of_party_, nullptr);
-  newer.next_of_party_ = std::exchange(older.next_of_party_, nullptr);
-  (newer.previous_of_party_ == nullptr ? newer.party_->first_wait
-                                       : newer.previous_of_party_->next_of_party_) = &newer;
-  if (newer.next_of_party_ != nullptr) newer.next_of_party_->previous_of_party_ = &newer;
-
+  newer.party_->waits.Replace(older, newer);
   timeouts_.erase({older.deadline_, &older});
   timeouts_.emplace(newer.deadline_, &newer);
 }
 
-void WaitQueue::Unlink(Waiter& waiter) {
-  Line& line = *std::exchange(waiter.line_, nullptr);
-  (waiter.ahead_ == nullptr ? line.first_ : waiter.ahead_->behind_) = waiter.behind_;
-  (waiter.behind_ == nullptr ? line.last_ : waiter.behind_->ahead_) = waiter.ahead_;
-  waiter.ahead_ = waiter.behind_ = nullptr;
-  --line.size_;
-
-  Party& party = *std::exchange(waiter.party_, nullptr);
-  (waiter.previous_of_party_ == nullptr ? party.first_wait
-                                        : waiter.previous_of_party_->next_of_party_) =
-      waiter.next_of_party_;
-  if (waiter.next_of_party_ != nullptr) {
-    waiter.next_of_party_->previous_of_party_ = waiter.previous_of_party_;
-  }
-  waiter.previous_of_party_ = waiter.next_of_party_ = nullptr;
-  DropIfIdle(party);
-
-  timeouts_.erase({waiter.deadline_, &waiter});
-}
-
 void WaitQueue::Leave(Waiter& waiter) {
-  Line& line = *waiter.line_;
-  Unlink(waiter);
-  if (line.first_ == nullptr) {
+  Line& line = *std::exchange(waiter.line_, nullptr);
+  line.waiters_.Remove(waiter);
+  Party& party = *std::exchange(waiter.party_, nullptr);
+  party.waits.Remove(waiter);
+  DropIfIdle(party);
+  timeouts_.erase({waiter.deadline_, &waiter});
+  if (line.waiters_.empty()) {
     Drop(line);
   } else {
     woken_.insert(&line);
@@ -141,13 +106,7 @@ void WaitQueue::ClearHolder(Line& line) {
   if (line.holder_ == nullptr) return;
   ends_.erase({line.holder_end_, &line});
   Party& party = *std::exchange(line.holder_, nullptr);
-  (line.previous_of_holder_ == nullptr ? party.first_held
-                                       : line.previous_of_holder_->next_of_holder_) =
-      line.next_of_holder_;
-  if (line.next_of_holder_ != nullptr) {
-    line.next_of_holder_->previous_of_holder_ = line.previous_of_holder_;
-  }
-  line.previous_of_holder_ = line.next_of_holder_ = nullptr;
+  party.held.Remove(line);
   DropIfIdle(party);
 }
 
@@ -169,9 +128,7 @@ void WaitQueue::SetHolder(LockName lock, std::optional<Owner> owner, Instant end
   ClearHolder(*line);
   line->holder_ = &party;
   line->holder_end_ = end;
-  line->next_of_holder_ = party.first_held;
-  if (party.first_held != nullptr) party.first_held->previous_of_holder_ = line;
-  party.first_held = line;
+  party.held.Append(*line);
   ends_.emplace(end, line);
 }
 
@@ -222,22 +179,24 @@ std::vector<WaitQueue::Step> WaitQueue::FindCycle(Owner owner, LockName lock,
     reached.push_back(party);
   };
   const auto reach_all_from = [&](Waiter* last, const Party* from, LockName over) {
-    for (Waiter* other = last; other != nullptr && other->seen_ != search; other = other->ahead_) {
+    for (Waiter* other = last; other != nullptr && other->seen_ != search;
+         other = other->place_.before) {
       other->seen_ = search;
       reach(other->party_, from, over);
     }
   };
 
   if (holder.has_value()) reach(FindParty(*holder), nullptr, lock);
-  if (const Line* line = Find(lock); line != nullptr) reach_all_from(line->last_, nullptr, lock);
+  if (const Line* line = Find(lock); line != nullptr)
+    reach_all_from(line->waiters_.last(), nullptr, lock);
   for (size_t i = 0; i < reached.size() && self->seen != search; ++i) {
     const Party* from = reached[i];
-    for (Waiter* wait = from->first_wait; wait != nullptr; wait = wait->next_of_party_) {
+    for (Waiter* wait = from->waits.first(); wait != nullptr; wait = wait->of_party_.after) {
       const Line& line = *wait->line_;
       if (line.holder_ != nullptr && line.holder_end_ >= now) {
         reach(line.holder_, from, line.lock_);
       }
-      reach_all_from(wait->ahead_, from, line.lock_);
+      reach_all_from(wait->place_.before, from, line.lock_);
     }
   }
   if (self->seen != search) return {};

@@ -32,6 +32,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/intrusive_list.h"
 #include "core/request.h"
 #include "core/types.h"
 
@@ -64,7 +65,7 @@ class WaitQueue {
     Instant since() const { return since_; }
     Instant deadline() const { return deadline_; }
     bool in_line() const { return line_ != nullptr; }
-    const Waiter* behind() const { return behind_; }
+    const Waiter* behind() const { return place_.after; }
 
    private:
     friend class WaitQueue;
@@ -73,32 +74,27 @@ class WaitQueue {
     Instant since_;
     Instant deadline_;
     Line* line_ = nullptr;
-    Waiter* ahead_ = nullptr;
-    Waiter* behind_ = nullptr;
+    Link<Waiter> place_;  // among all who wait for the lock
     Party* party_ = nullptr;
-    Waiter* next_of_party_ = nullptr;
-    Waiter* previous_of_party_ = nullptr;
-    uint64_t seen_ = 0;  // the last search that came past
+    Link<Waiter> of_party_;  // among all waits of the owner
+    uint64_t seen_ = 0;      // the last search that came past
   };
 
   // All who wait for one lock. Exists while somebody does.
   class Line {
    public:
     LockName lock() const { return lock_; }
-    Waiter* first() const { return first_; }
-    size_t size() const { return size_; }
+    Waiter* first() const { return waiters_.first(); }
+    size_t size() const { return waiters_.size(); }
 
    private:
     friend class WaitQueue;
 
     LockName lock_;  // a view of the key that this line is found by
-    Waiter* first_ = nullptr;
-    Waiter* last_ = nullptr;
-    size_t size_ = 0;
+    IntrusiveList<Waiter, &Waiter::place_> waiters_;
     Party* holder_ = nullptr;
-    Instant holder_end_;  // meaningless without a holder
-    Line* next_of_holder_ = nullptr;
-    Line* previous_of_holder_ = nullptr;
+    Instant holder_end_;    // meaningless without a holder
+    Link<Line> of_holder_;  // among all lines whose locks the holder holds
   };
 
   // `owner` waits for `lock`; the owner of the next step, or of the first after the last, holds it
@@ -170,7 +166,6 @@ class WaitQueue {
   Party* FindParty(Owner owner);
   void DropIfIdle(Party& party);
   void Drop(Line& line);
-  void Unlink(Waiter& waiter);
   void ClearHolder(Line& line);
 
   std::unordered_map<int, ByText<Line>> lines_;  // by database and key
@@ -183,8 +178,8 @@ class WaitQueue {
 
 struct WaitQueue::Party {
   Owner owner;  // a view of the key that this party is found by
-  Waiter* first_wait = nullptr;
-  Line* first_held = nullptr;
+  IntrusiveList<Waiter, &Waiter::of_party_> waits;
+  IntrusiveList<Line, &Line::of_holder_> held;
 
   // How the search numbered `seen` came here: by which waiting party, over which lock.
   uint64_t seen = 0;

@@ -24,23 +24,6 @@
 namespace turnstile::testing {
 namespace {
 
-// Everything that is kept of a lock, and nothing that moves with time. (The digest covers all that
-// is stored in the value, also when the lock was granted.)
-Reply Kept(Client& client, const std::string& key) {
-  const Reply info = client.Do("LOCK.INFO", key);
-  const std::vector<Reply> holders = info.Field("holders").elements;
-  const Reply holder = holders.empty() ? Reply::Nil() : holders[0];
-  // clang-format off
-  return Reply::Array({
-      Reply::Str("mode"), info.Field("mode"),
-      Reply::Str("owner"), holder.Field("owner"),
-      Reply::Str("token"), holder.Field("token"),
-      Reply::Str("end"), Reply::Int(EndOf(client, key)),
-      Reply::Str("digest"), client.Do("DEBUG", "DIGEST-VALUE", key),
-  });
-  // clang-format on
-}
-
 // The wall clock in milliseconds, for when there is no server to ask.
 int64_t Now() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();

@@ -22,20 +22,6 @@ namespace {
 
 const std::vector<std::string> kAof = {"--appendonly", "yes", "--appendfsync", "always"};
 
-Command LastInAof(const Server& server) {
-  const Commands aof = ReadAof(server.dir());
-  return aof.empty() ? Command{} : aof.back();
-}
-
-// The value of a field of INFO.
-std::string InfoField(Client& client, const std::string& section, const std::string& field) {
-  const std::string info = "\n" + client.Do("INFO", section).text;
-  const size_t start = info.find("\n" + field + ":");
-  if (start == std::string::npos) return "no field " + field;
-  const size_t value = start + field.size() + 2;
-  return info.substr(value, info.find('\r', value) - value);
-}
-
 std::string LastToken(Client& client) {
   return InfoField(client, "turnstile", "turnstile_last_token");
 }
@@ -273,22 +259,6 @@ TEST_F(ToldTest, TheDatabaseOfTheKey) {
 }
 
 // --- Replicas ------------------------------------------------------------------------------------
-
-// Everything that is kept of a lock, and nothing that moves with time.
-Reply Kept(Client& client, const std::string& key) {
-  const Reply info = client.Do("LOCK.INFO", key);
-  const std::vector<Reply> holders = info.Field("holders").elements;
-  const Reply holder = holders.empty() ? Reply::Nil() : holders[0];
-  // clang-format off
-  return Reply::Array({
-      Reply::Str("mode"), info.Field("mode"),
-      Reply::Str("owner"), holder.Field("owner"),
-      Reply::Str("token"), holder.Field("token"),
-      Reply::Str("end"), Reply::Int(EndOf(client, key)),
-      Reply::Str("digest"), client.Do("DEBUG", "DIGEST-VALUE", key),
-  });
-  // clang-format on
-}
 
 bool LinkIsUp(Client& replica) {
   return InfoField(replica, "replication", "master_link_status") == "up";
@@ -622,7 +592,7 @@ TEST(FailoverTest, PromotedReplicaHoldsTheSameLocksAndIssuesLargerTokens) {
   EXPECT_EQ(copy.Do("REPLICAOF", "NO", "ONE"), Reply::Ok());
   const std::string floor = LastToken(copy);
   EXPECT_GE(std::stoll(floor), old_token + 30'000'000) << "the margin is added";
-  EXPECT_EQ(LastInAof(replica), (Command{"LOCK.FACT", "FLOOR", floor}));
+  EXPECT_EQ(LastInAof(replica.dir()), (Command{"LOCK.FACT", "FLOOR", floor}));
   EXPECT_EQ(Kept(copy, "touched"), kept.at(0));
   EXPECT_EQ(Kept(copy, "released"), kept.at(1));
   EXPECT_EQ(Kept(copy, "asked again"), kept.at(2));
@@ -690,7 +660,7 @@ TEST(FailoverTest, RestartedPrimaryTellsItsReplicaTheNewFloor) {
   EXPECT_EQ(InfoField(client, "stats", "sync_full"), "0");
   EXPECT_TRUE(Eventually([&] { return LastToken(copy) == LastToken(client); }))
       << LastToken(copy) << " " << LastToken(client);
-  EXPECT_EQ(LastInAof(replica), (Command{"LOCK.FACT", "FLOOR", LastToken(client)}));
+  EXPECT_EQ(LastInAof(replica.dir()), (Command{"LOCK.FACT", "FLOOR", LastToken(client)}));
   ExpectSame(client, copy, "after the restart");
 }
 

@@ -41,11 +41,6 @@ std::vector<std::string> Margin(int64_t ms, std::vector<std::string> args = {}) 
 
 const std::vector<std::string> kAof = {"--appendonly", "yes", "--appendfsync", "always"};
 
-Command LastInAof(const Server& server) {
-  const Commands aof = ReadAof(server.dir());
-  return aof.empty() ? Command{} : aof.back();
-}
-
 // A new hold of the lock, whoever held it before.
 int64_t TakeAnew(Client& client, const char* key = "job") {
   client.Do("DEL", key);
@@ -305,7 +300,7 @@ TEST(TokensTest, EachPromotionAddsTheMargin) {
   EXPECT_EQ(client.Do("REPLICAOF", "NO", "ONE"), Reply::Ok());
   const int64_t second = LastToken(client);
   EXPECT_EQ(second, first + 1000 * kDefaultMargin);
-  EXPECT_EQ(LastInAof(server), (Command{"LOCK.FACT", "FLOOR", std::to_string(second)}));
+  EXPECT_EQ(LastInAof(server.dir()), (Command{"LOCK.FACT", "FLOOR", std::to_string(second)}));
   EXPECT_EQ(MustAcquire(client, "job", "me"), second + 1);
 }
 

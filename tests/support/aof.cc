@@ -60,4 +60,9 @@ std::vector<Command> ReadAof(const std::string& dir) {
   return commands;
 }
 
+Command LastInAof(const std::string& dir) {
+  const std::vector<Command> commands = ReadAof(dir);
+  return commands.empty() ? Command{} : commands.back();
+}
+
 }  // namespace turnstile::testing

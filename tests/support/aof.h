@@ -19,7 +19,10 @@ namespace turnstile::testing {
 // file when its client has been answered.
 std::vector<Command> ReadAof(const std::string& dir);
 
-// The same for the bytes of one file.
+// The last of them; empty if there is none.
+Command LastInAof(const std::string& dir);
+
+// All commands in the bytes of one file.
 std::vector<Command> ParseAof(const std::string& bytes);
 
 }  // namespace turnstile::testing

@@ -105,6 +105,32 @@ inline Reply HolderField(const Reply& info, std::string_view field) {
   return holders.elements.size() == 1 ? holders.elements[0].Field(field) : holders;
 }
 
+// The value of a field of INFO.
+inline std::string InfoField(Client& client, std::string_view section, const std::string& field) {
+  const std::string info = "\n" + client.Do("INFO", section).text;
+  const size_t start = info.find("\n" + field + ":");
+  if (start == std::string::npos) return "no field " + field;
+  const size_t value = start + field.size() + 2;
+  return info.substr(value, info.find('\r', value) - value);
+}
+
+// Everything that is kept of a lock, and nothing that moves with time. (The digest covers all that
+// is stored in the value, also when the lock was granted.)
+inline Reply Kept(Client& client, const std::string& key) {
+  const Reply info = client.Do("LOCK.INFO", key);
+  const std::vector<Reply> holders = info.Field("holders").elements;
+  const Reply holder = holders.empty() ? Reply::Nil() : holders[0];
+  // clang-format off
+  return Reply::Array({
+      Reply::Str("mode"), info.Field("mode"),
+      Reply::Str("owner"), holder.Field("owner"),
+      Reply::Str("token"), holder.Field("token"),
+      Reply::Str("end"), Reply::Int(EndOf(client, key)),
+      Reply::Str("digest"), client.Do("DEBUG", "DIGEST-VALUE", key),
+  });
+  // clang-format on
+}
+
 }  // namespace turnstile::testing
 
 #endif  // TURNSTILE_TESTS_SUPPORT_LOCK_TEST_H_

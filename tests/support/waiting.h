@@ -31,15 +31,6 @@
 
 namespace turnstile::testing {
 
-// The value of a field of INFO.
-inline std::string InfoField(Client& client, std::string_view section, const std::string& field) {
-  const std::string info = "\n" + client.Do("INFO", section).text;
-  const size_t start = info.find("\n" + field + ":");
-  if (start == std::string::npos) return "no field " + field;
-  const size_t value = start + field.size() + 2;
-  return info.substr(value, info.find('\r', value) - value);
-}
-
 // How many clients wait on this server.
 inline std::string WaitersNow(Client& client) {
   return InfoField(client, "turnstile", "turnstile_waiters");

@@ -1,0 +1,62 @@
+// A doubly linked list whose links are members of its elements: everything is O(1), nothing is
+// allocated, and an element can stand in several lists at once.
+
+#ifndef TURNSTILE_CORE_INTRUSIVE_LIST_H_
+#define TURNSTILE_CORE_INTRUSIVE_LIST_H_
+
+#include <cstddef>
+#include <utility>
+
+namespace turnstile {
+
+template <typename T>
+struct Link {
+  T* before = nullptr;
+  T* after = nullptr;
+};
+
+// The list owns nothing. An element must leave before it dies.
+template <typename T, Link<T> T::*kLink>
+class IntrusiveList {
+ public:
+  bool empty() const { return first_ == nullptr; }
+  size_t size() const { return size_; }
+  T* first() const { return first_; }
+  T* last() const { return last_; }
+
+  void Append(T& element) {
+    (element.*kLink).before = last_;
+    Neighbour(last_, first_, &Link<T>::after) = &element;
+    last_ = &element;
+    ++size_;
+  }
+
+  void Remove(T& element) {
+    const Link<T> link = std::exchange(element.*kLink, Link<T>());
+    Neighbour(link.before, first_, &Link<T>::after) = link.after;
+    Neighbour(link.after, last_, &Link<T>::before) = link.before;
+    --size_;
+  }
+
+  // Puts `newer` into the place of `older`.
+  void Replace(T& older, T& newer) {
+    const Link<T> link = std::exchange(older.*kLink, Link<T>());
+    newer.*kLink = link;
+    Neighbour(link.before, first_, &Link<T>::after) = &newer;
+    Neighbour(link.after, last_, &Link<T>::before) = &newer;
+  }
+
+ private:
+  // What points to an element: the link of its neighbour, or the end of the list.
+  static T*& Neighbour(T* element, T*& end, T* Link<T>::*side) {
+    return element == nullptr ? end : (element->*kLink).*side;
+  }
+
+  T* first_ = nullptr;
+  T* last_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace turnstile
+
+#endif  // TURNSTILE_CORE_INTRUSIVE_LIST_H_

@@ -187,8 +187,9 @@ std::vector<WaitQueue::Step> WaitQueue::FindCycle(Owner owner, LockName lock,
   };
 
   if (holder.has_value()) reach(FindParty(*holder), nullptr, lock);
-  if (const Line* line = Find(lock); line != nullptr)
+  if (const Line* line = Find(lock); line != nullptr) {
     reach_all_from(line->waiters_.last(), nullptr, lock);
+  }
   for (size_t i = 0; i < reached.size() && self->seen != search; ++i) {
     const Party* from = reached[i];
     for (Waiter* wait = from->waits.first(); wait != nullptr; wait = wait->of_party_.after) {

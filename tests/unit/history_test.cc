@@ -174,8 +174,9 @@ class Node {
     const auto found = keys.find(key);
     if (found == keys.end()) return {};
     const Entry& entry = found->second;
-    if (entry.plain.has_value())
+    if (entry.plain.has_value()) {
       return {.lock = nullptr, .plain = PlainLock{*entry.plain, kMaxInstant}};
+    }
     return {.lock = entry.lock.get(), .plain = std::nullopt};
   }
 

@@ -90,6 +90,26 @@ TEST_F(DeadlockTest, QueueOrderCounts) {
   Waiter bob(server(), "a", "bob");
 }
 
+// Also further down: bob holds what alice asks for, and stands behind carol, who waits for alice.
+TEST_F(DeadlockTest, QueueOrderCountsInLinesOfOthers) {
+  MustAcquire(client_, "a", "alice");
+  MustAcquire(client_, "b", "bob");
+  MustAcquire(client_, "c", "outsider");
+  Waiter carol(server(), "c", "carol");
+  Waiter bob(server(), "c", "bob");
+  Waiter dave(server(), "c", "dave");
+  Waiter again(server(), "a", "carol");
+  EXPECT_EQ(Ask("b", "alice"),
+            Cycle("waiting for \"b\" would close the cycle alice -> \"b\" -> bob -> \"c\" -> carol "
+                  "-> \"a\" -> alice"));
+  // Those behind bob do not matter to him.
+  carol.Close();
+  ASSERT_TRUE(Eventually([&] {
+    return LineOf(client_, "c") == std::vector<std::string>{"bob", "dave"};
+  }));
+  Waiter alice(server(), "b", "alice");
+}
+
 TEST_F(DeadlockTest, ItsOwnLocksAreNoDeadlock) {
   MustAcquire(client_, "a", "alice");
   const Reply token = client_.Do("LOCK.FENCE", "a");

@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -79,11 +80,15 @@ void CheckLeaseRequest(Parsed<Request> (*parse)(Args, const Limits&), const Word
   if (request == nullptr) return;
   CheckOwner(request->owner, words);
   Require(request->lease >= Millis{1} && request->lease <= limits.max_lease, "a lease is in range");
-  Require(words.size() == 3, "an owner, an option, a value");
+  constexpr bool kMayWait = std::is_same_v<Request, AcquireRequest>;
+  Require(words.size() == 3 || (kMayWait && words.size() == 5), "an owner, options with a value");
 
   const std::string millis = std::to_string(request->lease.count());
-  const std::string option = SwapCase(words[1]);
-  for (const Words& same : {Words{words[0], "PX", millis}, Words{words[0], option, words[2]}}) {
+  std::vector<std::string> options;
+  for (size_t i = 1; i < words.size(); i += 2) options.push_back(SwapCase(words[i]));
+  Words swapped = words;
+  for (size_t i = 0; i < options.size(); ++i) swapped[2 * i + 1] = options[i];
+  for (const Words& same : {Words{words[0], "PX", millis}, swapped}) {
     const Parsed<Request> again = parse(same, limits);
     const Request* equal = Accepted(again);
     Require(equal != nullptr && equal->owner == request->owner && equal->lease == request->lease,

@@ -1,48 +1,127 @@
 #include "core/encoding.h"
 
+#include <limits>
+#include <optional>
+#include <vector>
+
 namespace turnstile {
 namespace {
 
-constexpr size_t kWord = 8;
-constexpr size_t kHeader = 3 * kWord;
-
-// Little-endian, whatever the machine.
-void PutWord(std::string& out, uint64_t word) {
-  for (size_t i = 0; i < kWord; ++i) out += static_cast<char>(word >> (8 * i) & 0xff);
+// Numbers are little-endian, whatever the machine.
+void Put(std::string& out, uint64_t number, size_t bytes) {
+  for (size_t i = 0; i < bytes; ++i) out += static_cast<char>(number >> (8 * i) & 0xff);
 }
 
-uint64_t GetWord(std::string_view bytes, size_t index) {
-  uint64_t word = 0;
-  for (size_t i = 0; i < kWord; ++i) {
-    word |= uint64_t{static_cast<unsigned char>(bytes[index * kWord + i])} << (8 * i);
+uint64_t Number(Instant moment) { return static_cast<uint64_t>(moment.time_since_epoch().count()); }
+
+// Reads bytes from left to right. What is not there reads as zero or nothing, which no field may
+// be, and leaves the reader failed.
+class ByteReader {
+ public:
+  explicit ByteReader(std::string_view bytes) : rest_(bytes) {}
+
+  bool AtEnd() const { return rest_.empty(); }
+  bool failed() const { return failed_; }
+
+  std::string_view TakeBytes(size_t count) {
+    failed_ = failed_ || rest_.size() < count;
+    if (failed_) return {};
+    const std::string_view taken = rest_.substr(0, count);
+    rest_.remove_prefix(count);
+    return taken;
   }
-  return word;
+
+  std::string_view TakeRest() { return TakeBytes(rest_.size()); }
+
+  uint64_t TakeNumber(size_t bytes) {
+    uint64_t number = 0;
+    size_t shift = 0;
+    for (const char byte : TakeBytes(bytes)) {
+      number |= uint64_t{static_cast<unsigned char>(byte)} << shift;
+      shift += 8;
+    }
+    return number;
+  }
+
+  // Out of range, it is a moment that no hold may name.
+  Instant TakeInstant() { return Instant{TakeMillis()}; }
+  Millis TakeMillis() {
+    const uint64_t number = TakeNumber(8);
+    constexpr auto kMost = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+    return Millis{number > kMost ? -1 : static_cast<int64_t>(number)};
+  }
+
+ private:
+  std::string_view rest_;
+  bool failed_ = false;
+};
+
+Hold TakeFixedFields(ByteReader& reader) {
+  Hold hold{};
+  hold.token = Token{reader.TakeNumber(8)};
+  hold.since = reader.TakeInstant();
+  hold.end = reader.TakeInstant();
+  return hold;
 }
 
-Instant ToMoment(uint64_t word) { return Instant{Millis{static_cast<int64_t>(word)}}; }
+std::unique_ptr<Lock> DecodeOneHold(ByteReader& reader) {
+  Hold hold = TakeFixedFields(reader);
+  hold.owner = Owner{reader.TakeRest()};
+  if (reader.failed() || !IsWellFormed(hold)) return nullptr;
+  return std::unique_ptr<Lock>(Lock::Make(Held{Mode::kExclusive, hold}));
+}
 
-uint64_t ToWord(Instant moment) { return static_cast<uint64_t>(moment.time_since_epoch().count()); }
+std::optional<Mode> ToMode(uint64_t number) {
+  for (const Mode mode : {Mode::kExclusive, Mode::kShared, Mode::kLimit}) {
+    if (static_cast<uint64_t>(mode) == number) return mode;
+  }
+  return std::nullopt;
+}
+
+std::unique_ptr<Lock> DecodeManyHolds(ByteReader& reader) {
+  const std::optional<Mode> mode = ToMode(reader.TakeNumber(1));
+  if (!mode.has_value()) return nullptr;
+  std::vector<Hold> holds;
+  do {
+    Hold hold = TakeFixedFields(reader);
+    hold.linger = reader.TakeMillis();
+    hold.count = static_cast<uint32_t>(reader.TakeNumber(4));
+    hold.owner = Owner{reader.TakeBytes(reader.TakeNumber(2))};
+    if (reader.failed() || !IsWellFormed(hold)) return nullptr;
+    if (!holds.empty() && hold.owner.bytes <= holds.back().owner.bytes) return nullptr;
+    holds.push_back(hold);
+  } while (!reader.AtEnd());
+  if (holds.size() > 1 && *mode == Mode::kExclusive) return nullptr;
+  return std::unique_ptr<Lock>(Lock::Make(*mode, holds));
+}
 
 }  // namespace
 
-std::string Encode(const Hold& hold) {
+std::string Encode(const Lock& lock) {
   std::string out;
-  out.reserve(kHeader + hold.owner.bytes.size());
-  PutWord(out, hold.token.value);
-  PutWord(out, ToWord(hold.since));
-  PutWord(out, ToWord(hold.end));
-  out += hold.owner.bytes;
+  Put(out, static_cast<uint64_t>(lock.mode()), 1);
+  for (size_t i = 0; i < lock.size(); ++i) {
+    const Hold hold = lock.at(Lock::Order::kByOwner, i);
+    Put(out, hold.token.value, 8);
+    Put(out, Number(hold.since), 8);
+    Put(out, Number(hold.end), 8);
+    Put(out, static_cast<uint64_t>(hold.linger.count()), 8);
+    Put(out, hold.count, 4);
+    Put(out, hold.owner.bytes.size(), 2);
+    out += hold.owner.bytes;
+  }
   return out;
 }
 
-std::optional<Hold> Decode(std::string_view bytes, EncodingVersion version) {
-  if (version != EncodingVersion::kOneHold || bytes.size() < kHeader) return std::nullopt;
-  const Hold hold{.owner = Owner{bytes.substr(kHeader)},
-                  .token = Token{GetWord(bytes, 0)},
-                  .since = ToMoment(GetWord(bytes, 1)),
-                  .end = ToMoment(GetWord(bytes, 2))};
-  if (!IsWellFormed(hold)) return std::nullopt;
-  return hold;
+std::unique_ptr<Lock> Decode(std::string_view bytes, EncodingVersion version) {
+  ByteReader reader(bytes);
+  switch (version) {
+    case EncodingVersion::kOneHold:
+      return DecodeOneHold(reader);
+    case EncodingVersion::kManyHolds:
+      return DecodeManyHolds(reader);
+  }
+  return nullptr;
 }
 
 }  // namespace turnstile

@@ -6,10 +6,11 @@
 #ifndef TURNSTILE_CORE_ENCODING_H_
 #define TURNSTILE_CORE_ENCODING_H_
 
-#include <optional>
+#include <memory>
 #include <string>
 #include <string_view>
 
+#include "core/lock.h"
 #include "core/types.h"
 
 namespace turnstile {
@@ -17,16 +18,16 @@ namespace turnstile {
 // Every version that was ever written has a name here and is never reused. The number travels
 // outside the bytes, as the encoding version of the Redis type.
 enum class EncodingVersion : int {
-  kOneHold = 1,  // token, since, end, owner
+  kOneHold = 1,    // token, since, end, owner
+  kManyHolds = 2,  // mode; for each hold: token, since, end, linger, count, owner
 };
-inline constexpr EncodingVersion kCurrentEncoding = EncodingVersion::kOneHold;
+inline constexpr EncodingVersion kCurrentEncoding = EncodingVersion::kManyHolds;
 
-// Requires IsWellFormed(hold).
-std::string Encode(const Hold& hold);
+// In the current version. Equal locks give equal bytes.
+std::string Encode(const Lock& lock);
 
-// The hold, whose owner is a view into `bytes`, or nothing if the bytes are not exactly what Encode
-// of that version writes. Safe on any bytes.
-std::optional<Hold> Decode(std::string_view bytes, EncodingVersion version);
+// The lock, or null if the bytes are not exactly what that version writes. Safe on any bytes.
+std::unique_ptr<Lock> Decode(std::string_view bytes, EncodingVersion version);
 
 }  // namespace turnstile
 

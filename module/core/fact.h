@@ -1,8 +1,12 @@
 // Facts on the wire: what replicas and the AOF are told.
 //
-//     LOCK.FACT HELD key owner token since-ms end-ms     this owner holds the lock, nobody else
-//     does LOCK.FACT FLOOR token                              no token up to this one will be
-//     issued again
+//     LOCK.FACT HELD key owner token since-ms end-ms [SHARED | LIMIT] [COUNT n] [LINGER ms]
+//     LOCK.FACT ENDED key owner
+//     LOCK.FACT FLOOR token
+//
+// HELD: this owner holds the lock; a hold that is neither SHARED nor LIMIT, or that is not of the
+// kind of those in the lock, takes their place. ENDED: this owner's hold is over. FLOOR: no token
+// up to this one will be issued again.
 //
 // All times are absolute and all numbers resolved, so the receiver has nothing to decide. A release
 // needs no form of its own: it travels as the LOCK.RELEASE that it was.
@@ -20,6 +24,7 @@
 namespace turnstile {
 
 inline constexpr std::string_view kFactHeld = "HELD";
+inline constexpr std::string_view kFactEnded = "ENDED";
 inline constexpr std::string_view kFactFloor = "FLOOR";
 
 struct HeldFact {
@@ -27,14 +32,24 @@ struct HeldFact {
   Held held;
 };
 
+struct EndedFact {
+  std::string_view key;
+  Ended ended;
+};
+
 struct FloorFact {
   Token token;
 };
 
-using Fact = std::variant<HeldFact, FloorFact>;
+using Fact = std::variant<HeldFact, EndedFact, FloorFact>;
 
 // `args` are all arguments after the command's name.
 Parsed<Fact> ParseFact(Args args);
+
+// The word for a mode in HELD; empty for an exclusive hold, which has none.
+std::string_view WordFor(Mode mode);
+inline constexpr std::string_view kCountWord = "COUNT";
+inline constexpr std::string_view kLingerWord = "LINGER";
 
 }  // namespace turnstile
 

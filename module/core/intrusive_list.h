@@ -24,10 +24,14 @@ class IntrusiveList {
   T* first() const { return first_; }
   T* last() const { return last_; }
 
-  void Append(T& element) {
-    (element.*kLink).before = last_;
-    Neighbour(last_, first_, &Link<T>::after) = &element;
-    last_ = &element;
+  void Append(T& element) { InsertBefore(nullptr, element); }
+
+  // Before `next`, or at the end if that is null.
+  void InsertBefore(T* next, T& element) {
+    T*& before_next = Neighbour(next, last_, &Link<T>::before);
+    element.*kLink = {.before = before_next, .after = next};
+    Neighbour(before_next, first_, &Link<T>::after) = &element;
+    before_next = &element;
     ++size_;
   }
 
@@ -36,14 +40,6 @@ class IntrusiveList {
     Neighbour(link.before, first_, &Link<T>::after) = link.after;
     Neighbour(link.after, last_, &Link<T>::before) = link.before;
     --size_;
-  }
-
-  // Puts `newer` into the place of `older`.
-  void Replace(T& older, T& newer) {
-    const Link<T> link = std::exchange(older.*kLink, Link<T>());
-    newer.*kLink = link;
-    Neighbour(link.before, first_, &Link<T>::after) = &newer;
-    Neighbour(link.after, last_, &Link<T>::before) = &newer;
   }
 
  private:

@@ -1,142 +1,126 @@
-// One lock: who holds it, and the two functions that every change goes through.
+// One lock: who holds it, and how a fact changes that.
 //
 // The way of a request is one-way:
 //
-//     Decide(place, request, now) -> Decision{outcome, change} -> Apply(lock, change)
+//     Decide(place, request, now) -> change -> Apply(lock, change)
 //
-// *Deciding* looks and changes nothing; it needs the time and the token clock. *Applying* carries
-// out a change that was decided, here or elsewhere, and needs neither. A change is a fact: it names
-// the owner, the token and the absolute end of the lease, never a request such as "ten seconds
-// more". The primary decides, applies and replicates the same fact; a replica and the AOF only
-// apply. So what was replicated is what was applied, by construction, and a replica whose clock is
-// off cannot come to another result.
+// *Deciding* (decide.h) looks and changes nothing; it needs the time and the token clock.
+// *Applying*, here, carries out a change that was decided, here or elsewhere, and needs neither. A
+// change is a fact: it names the owner, the token and the absolute end of the lease, never a
+// request such as "ten seconds more". The primary decides, applies and replicates the same fact; a
+// replica and the AOF only apply. So what was replicated is what was applied, by construction, and
+// a replica whose clock is off cannot come to another result.
 //
-// Leases. A hold ends by itself when its lease is over, so a crashed holder blocks nobody for ever.
-// The lease stored here decides, not the TTL of the Redis key, which strangers can change: a lock
-// whose lease is over is free even while its key still exists. A hold that has ended is never
-// revived; its owner is answered as a stranger is.
+// All holds of a lock are of one mode. A hold that has ended stays until a fact removes it: only
+// the primary knows what time it is.
 //
-// Owners. The owner string is the proof of ownership. The same owner asking again gets the token
-// it already has and a lease that starts anew, so a caller whose reply was lost can simply ask
-// again.
-//
-// Plain locks. A string key counts as a lock held by its value, under no token, until it goes or
-// its TTL is over: clients of `SET key value NX PX` and our own keep each other out while a fleet
-// changes over. As with leases, the time given here decides: the server's own idea of what has
-// expired can be a moment older.
+// Nearly every lock has one holder. Such a lock is one allocation: a packed hold with its owner's
+// bytes behind it. A lock with more holders has each of them in such an allocation of its own, and
+// three sorted lists of pointers to them. Rejected: trees and hash tables. A thousand holders are
+// 8 KB of pointers a list, which move in less time than one cache miss takes; and a lock of three
+// holders, of which there may be millions, stays small.
 
 #ifndef TURNSTILE_CORE_LOCK_H_
 #define TURNSTILE_CORE_LOCK_H_
 
+#include <new>
 #include <optional>
-#include <string_view>
+#include <span>
 #include <variant>
 
-#include "core/request.h"
-#include "core/token_clock.h"
 #include "core/types.h"
 
 namespace turnstile {
 
-// The value of a lock's key: one hold, its owner's bytes behind it in the same allocation.
-class Lock {
- public:
-  // The caller owns the result and ends it with `delete`, on any thread.
-  static Lock* Make(const Hold& hold);
-
-  Lock(const Lock&) = delete;
-  Lock& operator=(const Lock&) = delete;
-
-  // The owner in it is a view into this lock.
-  Hold hold() const;
-
-  // Moves the hold to the values of `hold`, which has the same owner.
-  void Renew(const Hold& hold);
-
-  static void operator delete(void* memory);
-
- private:
-  explicit Lock(const Hold& hold);
-  char* owner_bytes();
-  const char* owner_bytes() const;
-
-  Token token_;
-  Instant since_;
-  Instant end_;
-  uint8_t owner_size_less_one_;  // 1 to 256 bytes fit into one
-};
-
-// A string that somebody wrote with SET, taken as a lock.
-struct PlainLock {
-  std::string_view value;
-  Instant end;  // kMaxInstant if it has no TTL
-};
-
-// What a key holds, as far as locks are concerned; at most one of the two.
-struct Place {
-  const Lock* lock = nullptr;
-  std::optional<PlainLock> plain;
-};
-
 // Facts. Those that are not about one key (see fact.h) are no business of a lock.
-struct Held {  // this owner holds the lock, and nobody else
+struct Held {  // this owner holds the lock in this mode: alone, or with others of the same mode
+  Mode mode = Mode::kExclusive;
   Hold hold;
 };
-struct Freed {  // its owner gave it up: nobody holds the lock any more
+struct Released {  // this owner gave up one of its counted holds, and with the last the lock
+  Owner owner;
+};
+struct Ended {  // this owner's hold is over, whatever its count
   Owner owner;
 };
 struct PlainFreed {};  // the string is gone
 struct PlainExtended {
   Instant end;
 };
-using Change = std::variant<Held, Freed, PlainFreed, PlainExtended>;
+using Change = std::variant<Held, Released, Ended, PlainFreed, PlainExtended>;
 
-enum class Outcome {
-  kGranted,      // a new hold under a new token
-  kHeldAlready,  // the same owner asked again: the same token, the lease starts anew
-  kReleased,
-  kTouched,
-  kFree,          // nobody holds it
-  kLeaseEnded,    // the asker held it once; its lease ran out, though the key is still there
-  kHeldByOther,   // somebody else holds it
-  kOthersWait,    // nobody holds it, but others came first
-  kTokensUsedUp,  // it could be granted, but the token clock is at its end
+// The value of a lock's key: one hold or more.
+class Lock {
+ public:
+  // The caller owns the result and ends it with `delete`, on any thread.
+  static Lock* Make(const Held& held);
+  // Of one hold or more, no two of the same owner.
+  static Lock* Make(Mode mode, std::span<const Hold> holds);
+  static void operator delete(Lock* lock, std::destroying_delete_t destroying);
+  ~Lock() = default;
+
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+  Mode mode() const { return static_cast<Mode>(mode_); }
+
+  // Holds can be read in three orders. The owners in them are views into this lock.
+  enum class Order { kByOwner, kByToken, kByClosing };
+  size_t size() const;
+  Hold at(Order order, size_t index) const;
+
+  std::optional<Hold> Find(Owner owner) const;
+  // A hold under this token that is live at `now`.
+  bool HasLive(Token token, Instant now) const;
+  // How many holds keep others out at `now`.
+  size_t KeepingOut(Instant now) const;
+  // The last millisecond in which some hold keeps others out: the TTL of the key.
+  Instant closes() const { return at(Order::kByClosing, size() - 1).closes(); }
+
+  // The sum of `size_of` over all allocations of this lock.
+  size_t Allocated(size_t (*size_of)(void*)) const;
+  // Whether this object is its only allocation, which can be moved as bytes.
+  bool IsOneAllocation() const { return !many_; }
+
+ protected:
+  Lock(Mode mode, bool many) : mode_(static_cast<uint64_t>(mode) & 0x3), many_(many) {}
+
+  // One word for both kinds; the first two belong to a lock of one hold.
+  uint64_t token_ : 53 = 0;
+  uint64_t owner_size_less_one_ : 8 = 0;
+  uint64_t mode_ : 2;
+  uint64_t many_ : 1;
+
+ private:
+  class One;
+  class Many;
+
+  const One& record(Order order, size_t index) const;
+  // The index of the first hold that is not `before`, or size().
+  template <typename Before>
+  size_t Search(Order order, Before before) const;
+
+  friend Lock* Apply(Lock* lock, const Held& held);
+  friend Lock* Apply(Lock* lock, const Released& released);
+  friend Lock* Apply(Lock* lock, const Ended& ended);
 };
 
-struct Decision {
-  Outcome outcome;
-  std::optional<Change> change;  // absent: nothing happens
-};
+// Whether a hold of `mode` joins the holds of `lock` (null: no lock). Else it takes their place.
+bool Joins(const Lock* lock, Mode mode);
 
-// Who came before this request and still waits for the lock.
-enum class Ahead { kNobody, kOthers };
+// Whether `held` takes the place of other owners' holds.
+bool Replaces(const Lock* lock, const Held& held);
 
-Decision Decide(const Place& place, const AcquireRequest& request, Ahead ahead, FineInstant now,
-                const TokenClock& clock);
-Decision Decide(const Place& place, const ReleaseRequest& request, Instant now);
-Decision Decide(const Place& place, const TouchRequest& request, Instant now);
+// Whether the fact takes its owner's hold out of the lock.
+bool EndsHold(const Lock& lock, const Released& released);
+inline bool EndsHold(const Lock& /*lock*/, const Ended& /*ended*/) { return true; }
 
-// For a release that was decided elsewhere and must be obeyed: a moment at which no lease is over.
-inline constexpr Instant kBeforeAnyEnd = kMinInstant;
-
-// The token under which the lock is held at `now`, if it is held under one.
-std::optional<Token> CurrentToken(const Place& place, Instant now);
-
-// Whether the lock is held at `now` under exactly this token.
-bool IsCurrent(const Place& place, Token token, Instant now);
-
-// Who keeps others out at `now`, and until when, which is not before `now`. Absent exactly when a
-// stranger's request would be granted if nobody waited.
-struct Holder {
-  Owner owner;  // empty, which no owner is, if a plain lock's value is too long to be one
-  Instant end;
-};
-std::optional<Holder> HolderOf(const Place& place, Instant now);
-
-// Carries out `held` on a key that stores `lock` (null: no lock). Returns the lock to store: either
-// `lock`, changed where it is, or a new one that takes its place; then `lock` still belongs to the
-// caller (a Redis key frees it when the new one is stored).
+// Carry out a fact on a key that stores `lock` (null: no lock). They return the lock to store, or
+// null if nobody is left: either `lock`, changed where it is, or a new one that takes its place;
+// then `lock` still belongs to the caller.
 Lock* Apply(Lock* lock, const Held& held);
+Lock* Apply(Lock* lock, const Released& released);
+Lock* Apply(Lock* lock, const Ended& ended);
 
 }  // namespace turnstile
 

@@ -10,6 +10,8 @@ namespace {
 
 using Options = std::vector<std::string_view>;
 
+constexpr std::string_view kAlsoGrammar = "ALSO numkeys key [key ...]";
+
 // Reads arguments from left to right. The first mistake is kept; after it nothing is left to read,
 // so a parser needs no check after every step and reports the mistake once, in Finish.
 class Reader {
@@ -23,6 +25,9 @@ class Reader {
     rest_ = rest_.subspan(1);
     return true;
   }
+
+  // The key that every request begins with.
+  std::string_view TakeKey() { return Take("a key"); }
 
   Owner TakeOwner() {
     const std::string_view bytes = Take("an owner");
@@ -41,6 +46,17 @@ class Reader {
     Fail(std::string(what) + " must be a whole number from " + std::to_string(least) + " to " +
          std::to_string(most) + " in plain digits, not " + Quoted(text));
     return least;
+  }
+
+  Keys TakeKeys(size_t count) {
+    if (rest_.size() < count) {
+      Fail("syntax error: ALSO announces " + std::to_string(count) + " more keys, but only " +
+           std::to_string(rest_.size()) + " arguments follow");
+      return {};
+    }
+    const Keys keys = rest_.subspan(0, count);
+    rest_ = rest_.subspan(count);
+    return keys;
   }
 
   void Fail(std::string_view why) {
@@ -108,53 +124,126 @@ Millis RequireLease(Reader& reader, std::optional<Millis> lease) {
   return lease.value_or(Millis{1});
 }
 
-// [WAIT ms]
-bool TakeWait(Reader& reader, std::optional<Millis>& wait) {
-  if (!reader.TakeKeyword("WAIT")) return false;
-  if (wait.has_value()) reader.Fail("syntax error: WAIT is given twice");
-  wait = Millis{reader.TakeNumber("WAIT", 0, kMaxWait.count())};
+// An option that is a word or a word and a number, at most once.
+bool TakeOnce(Reader& reader, std::string_view keyword, bool given) {
+  if (!reader.TakeKeyword(keyword)) return false;
+  if (given) reader.Fail("syntax error: " + std::string(keyword) + " is given twice");
+  return true;
+}
+
+// [WAIT ms], [LINGER ms]
+bool TakeMillis(Reader& reader, std::string_view keyword, Millis most,
+                std::optional<Millis>& millis) {
+  if (!TakeOnce(reader, keyword, millis.has_value())) return false;
+  millis = Millis{reader.TakeNumber(keyword, 0, most.count())};
+  return true;
+}
+
+// [SHARED | LIMIT n]
+bool TakeMode(Reader& reader, std::optional<Mode>& mode, uint32_t& limit) {
+  const bool shared = reader.TakeKeyword("SHARED");
+  if (!shared && !reader.TakeKeyword("LIMIT")) return false;
+  if (mode.has_value()) {
+    reader.Fail("syntax error: the mode is given twice, give SHARED or LIMIT once");
+  }
+  mode = shared ? Mode::kShared : Mode::kLimit;
+  if (!shared) limit = static_cast<uint32_t>(reader.TakeNumber("LIMIT", 1, kMaxLimit));
+  return true;
+}
+
+// [REENTRANT], [SESSION]
+bool TakeFlag(Reader& reader, std::string_view keyword, bool& flag) {
+  if (!TakeOnce(reader, keyword, flag)) return false;
+  flag = true;
+  return true;
+}
+
+// [ALSO numkeys key [key ...]]
+bool TakeAlso(Reader& reader, std::string_view first, Keys& also) {
+  if (!TakeOnce(reader, kAlso, !also.empty())) return false;
+  const auto count = static_cast<size_t>(reader.TakeNumber(kAlso, 1, kMaxAlso));
+  also = reader.TakeKeys(count);
+  for (size_t i = 0; i < also.size(); ++i) {
+    const Keys before = also.subspan(0, i);
+    if (also[i] == first || std::find(before.begin(), before.end(), also[i]) != before.end()) {
+      reader.Fail("the key " + Quoted(also[i]) + " is named twice, name each lock once");
+    }
+  }
   return true;
 }
 
 }  // namespace
 
-// owner <PX ms | EX s> [WAIT ms]
+// key owner <PX ms | EX s> [WAIT ms] [SHARED | LIMIT n] [REENTRANT] [SESSION] [LINGER ms]
+// [ALSO numkeys key [key ...]]
 Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits) {
   Reader reader(args);
-  const Owner owner = reader.TakeOwner();
+  const std::string_view key = reader.TakeKey();
+  AcquireRequest request{.owner = reader.TakeOwner()};
   std::optional<Millis> lease;
   std::optional<Millis> wait;
+  std::optional<Mode> mode;
+  std::optional<Millis> linger;
   while (!reader.AtEnd()) {
-    if (!TakeLease(reader, limits, lease) && !TakeWait(reader, wait)) {
-      Options expected = LeaseOptions(lease);
-      if (!wait.has_value()) expected.emplace_back("WAIT ms");
-      reader.FailOnUnknown(expected);
+    if (TakeLease(reader, limits, lease) || TakeMillis(reader, "WAIT", kMaxWait, wait) ||
+        TakeMode(reader, mode, request.limit) || TakeFlag(reader, "REENTRANT", request.reentrant) ||
+        TakeFlag(reader, "SESSION", request.session) ||
+        TakeMillis(reader, "LINGER", limits.max_lease, linger) ||
+        TakeAlso(reader, key, request.also)) {
+      continue;
     }
+    Options expected = LeaseOptions(lease);
+    if (!wait.has_value()) expected.emplace_back("WAIT ms");
+    if (!mode.has_value()) expected.insert(expected.end(), {"SHARED", "LIMIT n"});
+    if (!request.reentrant) expected.emplace_back("REENTRANT");
+    if (!request.session) expected.emplace_back("SESSION");
+    if (!linger.has_value()) expected.emplace_back("LINGER ms");
+    if (request.also.empty()) expected.emplace_back(kAlsoGrammar);
+    reader.FailOnUnknown(expected);
   }
-  return reader.Finish(
-      AcquireRequest{owner, RequireLease(reader, lease), wait.value_or(Millis{0})});
+  request.lease = RequireLease(reader, lease);
+  request.wait = wait.value_or(Millis{0});
+  request.mode = mode.value_or(Mode::kExclusive);
+  request.linger = linger.value_or(Millis{0});
+  if (request.reentrant && request.mode == Mode::kLimit) {
+    reader.Fail(
+        "syntax error: REENTRANT does not go with LIMIT, an owner has one permit: leave one out");
+  }
+  return reader.Finish(request);
 }
 
+// key owner [ALSO numkeys key [key ...]]
 Parsed<ReleaseRequest> ParseRelease(Args args) {
   Reader reader(args);
-  const Owner owner = reader.TakeOwner();
-  return reader.Finish(ReleaseRequest{owner});
+  const std::string_view key = reader.TakeKey();
+  ReleaseRequest request{.owner = reader.TakeOwner()};
+  while (!reader.AtEnd()) {
+    if (TakeAlso(reader, key, request.also)) continue;
+    reader.FailOnUnknown(request.also.empty() ? Options{kAlsoGrammar} : Options{});
+  }
+  return reader.Finish(request);
 }
 
-// owner <PX ms | EX s>
+// key owner <PX ms | EX s> [ALSO numkeys key [key ...]]
 Parsed<TouchRequest> ParseTouch(Args args, const Limits& limits) {
   Reader reader(args);
-  const Owner owner = reader.TakeOwner();
+  const std::string_view key = reader.TakeKey();
+  TouchRequest request{.owner = reader.TakeOwner()};
   std::optional<Millis> lease;
   while (!reader.AtEnd()) {
-    if (TakeLease(reader, limits, lease)) continue;
-    reader.FailOnUnknown(LeaseOptions(lease));
+    if (TakeLease(reader, limits, lease) || TakeAlso(reader, key, request.also)) continue;
+    Options expected = LeaseOptions(lease);
+    if (request.also.empty()) expected.emplace_back(kAlsoGrammar);
+    reader.FailOnUnknown(expected);
   }
-  return reader.Finish(TouchRequest{owner, RequireLease(reader, lease)});
+  request.lease = RequireLease(reader, lease);
+  return reader.Finish(request);
 }
 
+// key [token]
 Parsed<FenceRequest> ParseFence(Args args) {
   Reader reader(args);
+  reader.TakeKey();
   FenceRequest request;
   if (!reader.AtEnd()) {
     request.token = Token{

@@ -17,19 +17,30 @@
 
 namespace turnstile {
 
+// Keys of other locks that the request is about too. Views, as everything in a request.
+using Keys = std::span<const std::string_view>;
+
 struct AcquireRequest {
   Owner owner;
   Millis lease;
   Millis wait{0};  // how long to stand in line; zero: one try
+  Mode mode = Mode::kExclusive;
+  uint32_t limit = 1;  // how many may hold at a time; only for Mode::kLimit
+  bool reentrant = false;
+  bool session = false;
+  Millis linger{0};
+  Keys also;
 };
 
 struct ReleaseRequest {
   Owner owner;
+  Keys also;
 };
 
 struct TouchRequest {
   Owner owner;
   Millis lease;
+  Keys also;
 };
 
 struct FenceRequest {
@@ -45,11 +56,20 @@ struct ParseError {
 template <typename Request>
 using Parsed = std::variant<Request, ParseError>;
 
-// The arguments that follow the command's name and its key.
+// Arguments that follow the command's name. The first of a lock's command is its key.
 using Args = std::span<const std::string_view>;
 
 // The longest wait that can be asked for: ten years, which no sum of moments overflows.
 inline constexpr Millis kMaxWait = std::chrono::hours{24 * 3650};
+
+// More holders of one lock cannot be asked for.
+inline constexpr uint32_t kMaxLimit = 100'000;
+
+// The word that more keys follow; the only option that the server must understand too.
+inline constexpr const char* kAlso = "ALSO";
+
+// More locks cannot be named after it.
+inline constexpr size_t kMaxAlso = 64;
 
 // What the server's configuration allows.
 struct Limits {

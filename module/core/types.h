@@ -43,17 +43,30 @@ struct Owner {
 };
 inline constexpr size_t kMaxOwnerBytes = 256;
 
+// How holders of a lock share it.
+enum class Mode : uint8_t {
+  kExclusive,  // one holder
+  kShared,     // any number of holders
+  kLimit,      // up to as many as the request that comes in allows
+};
+
 // One owner's hold of a lock: what is stored, replicated and persisted.
 struct Hold {
   Owner owner;
   Token token;
-  Instant since;  // when it was granted; a renewal leaves it alone
-  Instant end;    // the last millisecond of the lease
+  Instant since;      // when it was granted; a renewal leaves it alone
+  Instant end;        // the last millisecond of the lease
+  Millis linger{0};   // how much longer it keeps others out if nobody releases it
+  uint32_t count{1};  // how many releases it takes to give it up
 
   friend constexpr bool operator==(const Hold&, const Hold&) = default;
 
   // As Redis keys do, a hold lives through the whole of its last millisecond.
   constexpr bool LiveAt(Instant now) const { return now <= end; }
+
+  // The last millisecond in which it keeps others out.
+  constexpr Instant closes() const { return end + linger; }
+  constexpr bool KeepsOutAt(Instant now) const { return now <= closes(); }
 };
 
 // The range of moments that a hold may name: from 1970 up to what fits beside kMaxToken. Wide
@@ -66,7 +79,8 @@ inline constexpr Instant kMaxInstant{Millis{(int64_t{1} << 53) - 1}};
 constexpr bool IsWellFormed(const Hold& hold) {
   return !hold.owner.bytes.empty() && hold.owner.bytes.size() <= kMaxOwnerBytes &&
          hold.token >= kMinToken && hold.token <= kMaxToken && hold.since >= kMinInstant &&
-         hold.since <= kMaxInstant && hold.end >= kMinInstant && hold.end <= kMaxInstant;
+         hold.since <= kMaxInstant && hold.end >= kMinInstant && hold.end <= kMaxInstant &&
+         hold.linger >= Millis{0} && hold.linger <= kMaxInstant - kMinInstant && hold.count >= 1;
 }
 
 }  // namespace turnstile

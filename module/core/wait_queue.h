@@ -1,23 +1,30 @@
-// Who waits for which lock, in which order, and who would wait for whom in a circle.
+// Who waits for which locks, in which order, and who would wait for whom in a circle.
 //
-// One line a lock, in order of arrival. A place in a line costs O(1) to enter, to leave and to be
-// granted: lines are intrusive lists of waiters that the caller owns. Only what is due at some time
-// (time-outs, ends of holds) is kept in order, in two ordered sets.
+// One line a lock, in order of arrival. A waiting call stands in the line of every lock that it
+// asks for. A place in a line costs O(1) to enter, to leave and to be granted: lines are intrusive
+// lists. Only what is due at some time (time-outs, ends of holds) is kept in order, in two ordered
+// sets.
 //
 // The queue grants nothing. It says which lines may have a new holder (they were *woken*: the lock
-// was freed, a lease ended, somebody left the line) and who stands first; the caller decides that
-// request exactly as it decides a newcomer's, and takes the waiter out. So there is one grant rule,
-// the one in lock.h; and nobody overtakes, because newcomers are told that others wait.
+// was freed, a lease ended, somebody left the line) and offers those who stand in it to the caller
+// (Settle), who decides each request exactly as a newcomer's. So there is one grant rule, the one
+// in decide.h; and nobody overtakes, because everybody is told who came before.
 //
-// Deadlocks. Owners wait for owners: whoever stands in a line waits for the lock's holder and for
-// everybody ahead. A wait by which an owner would wait for itself, over any number of steps, must
-// not begin. Nobody can wait for an owner that neither holds a lock with a line nor stands in one:
-// for nearly all callers the check is that one look-up. Checking when a wait begins is enough: a
-// grant and a leave only take edges away. (A stranger's SET or RENAME can still close a cycle; the
-// leases open it again.)
+// A shared holder that waits to become an exclusive one stands before all whom it already blocks:
+// they could not enter before it anyway, and behind them it would wait for ever.
 //
-// The holder of a lock with a line is remembered here, with the end of its hold, and the caller
-// keeps that true (SetHolder); so the search needs to look at no key.
+// Deadlocks. Owners wait for owners: whoever stands in a line waits for those holders of the lock,
+// and those ahead in the line, that it is not compatible with. A wait by which an owner would wait
+// for itself, over any number of steps, must not begin. Among limits it takes more: such a wait is
+// stuck only when so many holders, and waiters ahead, are stuck themselves that the others could
+// not make room. A hold that lingers is waited for, but its owner is not. Nobody can wait for an
+// owner that neither holds a lock with a line nor stands in one: for nearly all callers the check
+// is that one look-up. Checking when a wait begins is enough: a grant and a leave only take edges
+// away. (A stranger's SET or RENAME can still close a cycle; the leases open it again.)
+//
+// The holders of a lock with a line are remembered here, with the ends of their holds, and the
+// caller keeps that true (SetHolder, RemoveHolder, ClearHolders); so the search needs to look at no
+// key.
 
 #ifndef TURNSTILE_CORE_WAIT_QUEUE_H_
 #define TURNSTILE_CORE_WAIT_QUEUE_H_
@@ -25,6 +32,7 @@
 #include <functional>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -32,6 +40,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/decide.h"
 #include "core/intrusive_list.h"
 #include "core/request.h"
 #include "core/types.h"
@@ -48,53 +57,94 @@ struct LockName {
 class WaitQueue {
  public:
   class Line;
+  class Waiter;
   struct Party;  // an owner that waits, or that somebody waits for
 
-  // One waiting call. Derive from it to say how to reach the caller.
-  class Waiter {
+  // A waiting call's place in one line.
+  class Place {
    public:
-    Waiter(Millis lease, Instant since, Instant deadline)
-        : lease_(lease), since_(since), deadline_(deadline) {}
-    Waiter(const Waiter&) = delete;
-    Waiter& operator=(const Waiter&) = delete;
-
-    // What is asked for, and of which lock. Only while the waiter stands in a line.
-    AcquireRequest request() const;
-    LockName lock() const;
-
-    Instant since() const { return since_; }
-    Instant deadline() const { return deadline_; }
-    bool in_line() const { return line_ != nullptr; }
-    const Waiter* behind() const { return place_.after; }
+    Waiter& waiter() const { return *waiter_; }
+    const Place* behind() const { return link_.after; }
 
    private:
     friend class WaitQueue;
 
-    Millis lease_;
+    Waiter* waiter_ = nullptr;
+    Line* line_ = nullptr;
+    Link<Place> link_;
+    uint64_t passed_ = 0;            // the last search that came past,
+    uint64_t passed_by_shared_ = 0;  // and the last that came past on behalf of a shared waiter
+  };
+
+  // One waiting call. Derive from it to say how to reach the caller.
+  class Waiter {
+   public:
+    Waiter(const AcquireRequest& request, Instant since, Instant deadline)
+        : request_(request), since_(since), deadline_(deadline) {
+      request_.also = {};
+    }
+    Waiter(const Waiter&) = delete;
+    Waiter& operator=(const Waiter&) = delete;
+
+    // What is asked for. Its owner is valid while the waiter stands in line; its other keys are
+    // the locks below.
+    const AcquireRequest& request() const { return request_; }
+
+    // Of which locks; in the order in which the caller named them.
+    size_t size() const { return places_.size(); }
+    LockName lock(size_t index) const;
+    // Who stands before this waiter there.
+    Crowd AheadOf(size_t index) const;
+
+    Instant since() const { return since_; }
+    Instant deadline() const { return deadline_; }
+    bool in_line() const { return !places_.empty(); }
+
+   private:
+    friend class WaitQueue;
+
+    AcquireRequest request_;
     Instant since_;
     Instant deadline_;
-    Line* line_ = nullptr;
-    Link<Waiter> place_;  // among all who wait for the lock
+    std::vector<Place> places_;
     Party* party_ = nullptr;
     Link<Waiter> of_party_;  // among all waits of the owner
-    uint64_t seen_ = 0;      // the last search that came past
+    uint64_t ignored_ = 0;   // the last search that took it for gone
+  };
+
+  // A party that holds the lock of a line.
+  struct Holding {
+    Party* party;
+    Line* line;
+    Instant until;  // it keeps others out
+    Instant end;    // it is its owner's; after that it only lingers, and goes by itself
+    Link<Holding> of_line;
+    Link<Holding> of_party;
   };
 
   // All who wait for one lock. Exists while somebody does.
   class Line {
    public:
     LockName lock() const { return lock_; }
-    Waiter* first() const { return waiters_.first(); }
-    size_t size() const { return waiters_.size(); }
+    const Place* first() const { return places_.first(); }
+    size_t size() const { return places_.size(); }
+
+    // Those whom a newcomer would find before it. An upgrade finds only those whom its shared hold
+    // does not block.
+    Crowd Ahead(bool upgrade) const;
+
+    // How many are known to hold the lock.
+    size_t holders() const { return holdings_.size(); }
 
    private:
     friend class WaitQueue;
 
+    Place* FirstBlockedByShared() const;
+
     LockName lock_;  // a view of the key that this line is found by
-    IntrusiveList<Waiter, &Waiter::place_> waiters_;
-    Party* holder_ = nullptr;
-    Instant holder_end_;    // meaningless without a holder
-    Link<Line> of_holder_;  // among all lines whose locks the holder holds
+    IntrusiveList<Place, &Place::link_> places_;
+    IntrusiveList<Holding, &Holding::of_line> holdings_;
+    Mode mode_ = Mode::kExclusive;  // of the holders; meaningless without any
   };
 
   // `owner` waits for `lock`; the owner of the next step, or of the first after the last, holds it
@@ -105,6 +155,7 @@ class WaitQueue {
   };
 
   WaitQueue() = default;
+  ~WaitQueue();
   WaitQueue(const WaitQueue&) = delete;
   WaitQueue& operator=(const WaitQueue&) = delete;
 
@@ -117,35 +168,55 @@ class WaitQueue {
   // The locks that somebody waits for, of one database or of all.
   std::vector<LockName> Locks(std::optional<int> db) const;
 
-  // The waiting call of `owner` for `lock`, or null.
-  Waiter* FindWaiter(LockName lock, Owner owner);
+  // The waiting calls of `owner` for any of `locks`.
+  std::vector<Waiter*> FindWaiters(std::span<const LockName> locks, Owner owner);
 
-  // The steps by which `owner` would wait for itself if it began to wait for `lock`, held by
-  // `holder`: the fewest, that wait first. Empty if it would not. Views into the arguments and into
-  // the queue.
-  std::vector<Step> FindCycle(Owner owner, LockName lock, std::optional<Owner> holder, Instant now);
+  // Whether `waiter` waits for exactly `locks`, in whatever order, in this mode.
+  static bool WaitsFor(const Waiter& waiter, std::span<const LockName> locks, Mode mode);
 
-  // Puts `waiter` at the end of the line. A line that did not exist has no holder yet: SetHolder.
-  void Enter(Waiter& waiter, LockName lock, Owner owner);
+  // Whether somebody may wait for `owner`. If not, a wait of it closes no cycle.
+  bool MayBeWaitedFor(Owner owner) { return FindParty(owner) != nullptr; }
 
-  // Puts `newer` into the place of `older`, a waiter for the same lock under the same owner.
+  // Puts `waiter` at the end of the lines of `locks`; an upgrade, which is of one lock, before all
+  // whom its shared hold blocks. A line that did not exist has no holders yet: SetHolder.
+  void Enter(Waiter& waiter, std::span<const LockName> locks, Owner owner, bool upgrade);
+
+  // The steps by which the owner of `waiter` waits for itself since that wait began: the fewest,
+  // that wait first. Empty if it does not. The waits of `ignored` are taken for gone; all other
+  // waits of the owner for any of the same locks must be among them. Views into the queue.
+  std::vector<Step> FindCycle(const Waiter& waiter, std::span<Waiter* const> ignored, Instant now);
+
+  // Puts `newer` into the places of `older`, a waiter for the same locks under the same owner.
   void TakeOver(Waiter& newer, Waiter& older);
 
-  // Takes `waiter` out. Those behind move up: the line, if there still is one, wakes.
+  // Takes `waiter` out. Those behind move up: the lines, where there still are any, wake.
   void Leave(Waiter& waiter);
 
-  // `owner` holds the lock until `end`, or nobody does. The line wakes when the hold is over; it
-  // wakes at once when nobody holds. Nothing happens if nobody waits for the lock.
-  void SetHolder(LockName lock, std::optional<Owner> owner, Instant end);
+  // `owner` holds the lock until `until`, the last `linger` of that as a hold that has ended:
+  // alone, or with those that do so already. The line wakes when the hold is over, or now if the
+  // mode changes. Nothing happens if nobody waits for the lock; nor do the next two do anything
+  // then.
+  enum class Company { kAlone, kWithOthers };
+  void SetHolder(LockName lock, Mode mode, Owner owner, Instant until, Company company,
+                 Millis linger = Millis{0});
+  // `owner` does not hold it any more. The line wakes.
+  void RemoveHolder(LockName lock, Owner owner);
+  // Nobody holds it. The line wakes.
+  void ClearHolders(LockName lock);
 
   // The lock may have changed in ways that only a look at it can tell.
   void Wake(LockName lock);
 
-  // A woken line, or null. It stays woken until its last waiter has left or it is called settled.
+  // A woken line, or null. It stays woken until it is settled.
   Line* FirstWoken(Instant now);
 
-  // The lock was looked at, and whoever stands first must go on waiting.
-  void Settled(LockName lock);
+  // Calls `offer` with each who stands in the line, from the front, and says who stands before it.
+  // `offer` takes the waiter out and returns kLeft; or it leaves it where it is and says whether
+  // this lock or only another one keeps it waiting. Whom this lock keeps waiting keeps waiting all
+  // behind it.
+  enum class Offered { kLeft, kBlockedHere, kBlockedElsewhere };
+  template <typename Offer>
+  void Settle(Line& line, Offer offer);
 
   // A waiter whose time is over, or null. The caller takes it out.
   Waiter* FirstTimedOut(Instant now) const;
@@ -162,16 +233,20 @@ class WaitQueue {
   template <typename Value>
   using ByText = std::unordered_map<std::string, Value, Hash, std::equal_to<>>;
 
+  class CycleSearch;
+
+  Line& LineOf(LockName lock);
   Party& PartyOf(Owner owner);
   Party* FindParty(Owner owner);
   void DropIfIdle(Party& party);
   void Drop(Line& line);
-  void ClearHolder(Line& line);
+  void Remove(Holding& holding);
+  void ClearHolders(Line& line);
 
   std::unordered_map<int, ByText<Line>> lines_;  // by database and key
   ByText<Party> parties_;
   std::unordered_set<Line*> woken_;
-  std::set<std::pair<Instant, Line*>> ends_;  // of the holds of lines
+  std::set<std::pair<Instant, Holding*>> ends_;
   std::set<std::pair<Instant, Waiter*>> timeouts_;
   uint64_t searches_ = 0;
 };
@@ -179,13 +254,28 @@ class WaitQueue {
 struct WaitQueue::Party {
   Owner owner;  // a view of the key that this party is found by
   IntrusiveList<Waiter, &Waiter::of_party_> waits;
-  IntrusiveList<Line, &Line::of_holder_> held;
+  IntrusiveList<Holding, &Holding::of_party> held;
 
   // How the search numbered `seen` came here: by which waiting party, over which lock.
   uint64_t seen = 0;
   const Party* reached_from = nullptr;
   LockName reached_over;
+  uint64_t stuck = 0;  // the last search that found it stuck
 };
+
+template <typename Offer>
+void WaitQueue::Settle(Line& line, Offer offer) {
+  Crowd ahead;
+  Offered offered = Offered::kLeft;
+  // Whoever leaves takes only its own places along, and with the last of them the line.
+  for (Place* place = line.places_.first(); place != nullptr && offered != Offered::kBlockedHere;) {
+    Waiter& waiter = *place->waiter_;
+    place = place->link_.after;
+    offered = offer(waiter, std::as_const(ahead));
+    if (offered != Offered::kLeft) ahead.Add(waiter.request_.mode, waiter.request_.limit);
+  }
+  if (ahead.size > 0) woken_.erase(&line);
+}
 
 // For a cycle, which is not empty:
 // "waiting for "b" would close the cycle worker-1 -> "b" -> worker-2 -> "a" -> worker-1". Locks

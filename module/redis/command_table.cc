@@ -14,6 +14,14 @@ using KeySpec = RedisModuleCommandKeySpec;
 
 constexpr Arg Key() { return {.name = "key", .type = REDISMODULE_ARG_TYPE_KEY}; }
 
+// The keys after ALSO, found by the second key specification.
+constexpr Arg MoreKeys() {
+  return {.name = "key",
+          .type = REDISMODULE_ARG_TYPE_KEY,
+          .key_spec_index = 1,
+          .flags = REDISMODULE_CMD_ARG_MULTIPLE};
+}
+
 constexpr Arg Text(const char* name) {
   return {.name = name, .type = REDISMODULE_ARG_TYPE_STRING, .key_spec_index = -1};
 }
@@ -26,10 +34,33 @@ constexpr Arg Number(const char* name, const char* token, int flags) {
           .flags = flags};
 }
 
-constexpr Arg OneOf(const char* name, Arg* choices) {
-  return {
-      .name = name, .type = REDISMODULE_ARG_TYPE_ONEOF, .key_spec_index = -1, .subargs = choices};
+constexpr Arg Word(const char* name, const char* token, int flags) {
+  return {.name = name,
+          .type = REDISMODULE_ARG_TYPE_PURE_TOKEN,
+          .key_spec_index = -1,
+          .token = token,
+          .flags = flags};
 }
+
+constexpr Arg OneOf(const char* name, Arg* choices, int flags) {
+  return {.name = name,
+          .type = REDISMODULE_ARG_TYPE_ONEOF,
+          .key_spec_index = -1,
+          .flags = flags,
+          .subargs = choices};
+}
+
+constexpr Arg Block(const char* name, const char* token, Arg* parts, int flags) {
+  return {.name = name,
+          .type = REDISMODULE_ARG_TYPE_BLOCK,
+          .key_spec_index = -1,
+          .token = token,
+          .flags = flags,
+          .subargs = parts};
+}
+
+constexpr int kMust = REDISMODULE_CMD_ARG_NONE;
+constexpr int kMay = REDISMODULE_CMD_ARG_OPTIONAL;
 
 // The lock's key, always the first argument.
 constexpr KeySpec FirstArgument(uint64_t flags) {
@@ -40,22 +71,39 @@ constexpr KeySpec FirstArgument(uint64_t flags) {
           .fk = {.range = {.lastkey = 0, .keystep = 1, .limit = 0}}};
 }
 
+// The keys after ALSO and their number. The owner, which may be any word, stands before.
+constexpr KeySpec AfterAlso(uint64_t flags) {
+  return {.flags = flags,
+          .begin_search_type = REDISMODULE_KSPEC_BS_KEYWORD,
+          .bs = {.keyword = {.keyword = kAlso, .startfrom = 3}},
+          .find_keys_type = REDISMODULE_KSPEC_FK_KEYNUM,
+          .fk = {.keynum = {.keynumidx = 0, .firstkey = 1, .keystep = 1}}};
+}
+
 // The server takes these lists by pointer to mutable, ended by an empty element.
-Arg lease[] = {
-    Number("ms", "PX", REDISMODULE_CMD_ARG_NONE), Number("s", "EX", REDISMODULE_CMD_ARG_NONE), {}};
-Arg key_owner_lease[] = {Key(), Text("owner"), OneOf("lease", lease), {}};
+Arg lease[] = {Number("ms", "PX", kMust), Number("s", "EX", kMust), {}};
+Arg mode[] = {Word("shared", "SHARED", kMust), Number("n", "LIMIT", kMust), {}};
+Arg also[] = {Number("numkeys", nullptr, kMust), MoreKeys(), {}};
 Arg acquire_args[] = {Key(),
                       Text("owner"),
-                      OneOf("lease", lease),
-                      Number("ms", "WAIT", REDISMODULE_CMD_ARG_OPTIONAL),
+                      OneOf("lease", lease, kMust),
+                      Number("ms", "WAIT", kMay),
+                      OneOf("mode", mode, kMay),
+                      Word("reentrant", "REENTRANT", kMay),
+                      Word("session", "SESSION", kMay),
+                      Number("ms", "LINGER", kMay),
+                      Block("also", "ALSO", also, kMay),
                       {}};
-Arg key_owner[] = {Key(), Text("owner"), {}};
-Arg key_token[] = {Key(), Number("token", nullptr, REDISMODULE_CMD_ARG_OPTIONAL), {}};
+Arg release_args[] = {Key(), Text("owner"), Block("also", "ALSO", also, kMay), {}};
+Arg touch_args[] = {
+    Key(), Text("owner"), OneOf("lease", lease, kMust), Block("also", "ALSO", also, kMay), {}};
+Arg fence_args[] = {Key(), Number("token", nullptr, kMay), {}};
 Arg key_only[] = {Key(), {}};
 
-KeySpec updated_key[] = {FirstArgument(REDISMODULE_CMD_KEY_RW | REDISMODULE_CMD_KEY_UPDATE), {}};
-KeySpec released_key[] = {FirstArgument(REDISMODULE_CMD_KEY_RW | REDISMODULE_CMD_KEY_DELETE), {}};
-KeySpec looked_at_key[] = {FirstArgument(REDISMODULE_CMD_KEY_RO | REDISMODULE_CMD_KEY_ACCESS), {}};
+KeySpec updated_keys[] = {FirstArgument(kUpdatesKey), AfterAlso(kUpdatesKey), {}};
+KeySpec released_keys[] = {FirstArgument(kReleasesKey), AfterAlso(kReleasesKey), {}};
+KeySpec updated_key[] = {FirstArgument(kUpdatesKey), {}};
+KeySpec looked_at_key[] = {FirstArgument(kLooksAtKey), {}};
 
 struct Command {
   const char* name;
@@ -65,10 +113,16 @@ struct Command {
   RedisModuleCommandInfo info;
 };
 
-constexpr RedisModuleCommandInfo Info(const char* summary, int arity, KeySpec* keys, Arg* args) {
+constexpr const char* kConstant = "O(1)";
+constexpr const char* kByHolders =
+    "O(log N) for each lock, where N is the number of its holders: O(1) for nearly all";
+constexpr const char* kAllHolders = "O(N) where N is the number of holders";
+
+constexpr RedisModuleCommandInfo Info(const char* summary, const char* complexity, int arity,
+                                      KeySpec* keys, Arg* args) {
   return {.version = REDISMODULE_COMMAND_INFO_VERSION,
           .summary = summary,
-          .complexity = "O(1)",
+          .complexity = complexity,
           .since = "0.1.0",
           .arity = arity,
           .key_specs = keys,
@@ -78,29 +132,33 @@ constexpr RedisModuleCommandInfo Info(const char* summary, int arity, KeySpec* k
 // LOCK.FENCE only looks, but is a write command: it is answered by primaries only and not while
 // writes are paused for a failover. Only what takes memory is refused when memory is full.
 const Command kCommands[] = {
-    {kAcquireCommand, HandleAcquire, "write deny-oom fast blocking", true,
-     Info("Takes a lock for a lease and answers its fencing token, or null if somebody else holds "
-          "it; with WAIT, stands in line for it.",
-          -5, updated_key, acquire_args)},
-    {"LOCK.RELEASE", HandleRelease, "write fast", true,
-     Info("Gives up a lock: 1, or 0 if this owner does not hold it.", -3, released_key, key_owner)},
-    {"LOCK.TOUCH", HandleTouch, "write fast", true,
-     Info("Sets a lease to end that long from now: 1, or 0 if this owner does not hold the lock.",
-          -5, updated_key, key_owner_lease)},
+    {kAcquireCommand, HandleAcquire, "write deny-oom fast blocking getkeys-api", true,
+     Info("Takes a lock, or several at once, for a lease and answers its fencing token, or null if "
+          "somebody else holds it; with WAIT, stands in line for it.",
+          kByHolders, -5, updated_keys, acquire_args)},
+    {"LOCK.RELEASE", HandleRelease, "write fast getkeys-api", true,
+     Info("Gives up a lock: 1, or 0 if this owner does not hold it; of several, how many.",
+          kByHolders, -3, released_keys, release_args)},
+    {"LOCK.TOUCH", HandleTouch, "write fast getkeys-api", true,
+     Info(
+         "Sets a lease to end that long from now: 1, or 0 if this owner does not hold the lock; of "
+         "several, how many.",
+         kByHolders, -5, updated_keys, touch_args)},
     {"LOCK.FENCE", HandleFence, "write fast", true,
-     Info("Answers the token that holds a lock, or null; with a token, 1 if it is the one, else 0.",
-          -2, looked_at_key, key_token)},
+     Info("Answers the highest token that holds a lock, or null; with a token, 1 if it holds the "
+          "lock, else 0.",
+          kByHolders, -2, looked_at_key, fence_args)},
     {"LOCK.INFO", HandleInfo, "readonly fast", true,
-     Info("Tells who holds a lock, under which token and for how long, or null if nobody does.", 2,
-          looked_at_key, key_only)},
+     Info("Tells who holds a lock, under which token and for how long, and who waits; or null.",
+          kAllHolders, 2, looked_at_key, key_only)},
     {"LOCK.HELP", HandleHelp, "fast allow-loading allow-stale", true,
-     Info("Lists these commands.", 1, nullptr, nullptr)},
+     Info("Lists these commands.", kConstant, 1, nullptr, nullptr)},
     {kProbeCommand, HandleProbe, "write deny-oom fast", false,
-     Info("Internal: asks whether the server allows a write now; changes nothing.", 2, updated_key,
-          key_only)},
+     Info("Internal: asks whether the server allows a write now; changes nothing.", kConstant, 2,
+          updated_key, key_only)},
     {kFactCommand, HandleFact, "write fast getkeys-api", false,
-     Info("Internal: carries what a primary decided to its replicas and its AOF.", -3, nullptr,
-          nullptr)},
+     Info("Internal: carries what a primary decided to its replicas and its AOF.", kByHolders, -3,
+          nullptr, nullptr)},
 };
 
 bool Register(RedisModuleCtx* ctx, const Command& command) {
@@ -115,11 +173,21 @@ bool Register(RedisModuleCtx* ctx, const Command& command) {
 std::string Grammar(const Arg* args, const char* between);
 
 std::string Grammar(const Arg& arg) {
-  std::string text;
-  if (arg.token != nullptr) text = std::string(arg.token) + ' ';
-  text += arg.type == REDISMODULE_ARG_TYPE_ONEOF ? '<' + Grammar(arg.subargs, " | ") + '>'
-                                                 : std::string(arg.name);
-  return (arg.flags & REDISMODULE_CMD_ARG_OPTIONAL) != 0 ? '[' + text + ']' : text;
+  const bool optional = (arg.flags & REDISMODULE_CMD_ARG_OPTIONAL) != 0;
+  std::string text = arg.token == nullptr ? "" : arg.token;
+  std::string value;
+  if (arg.type == REDISMODULE_ARG_TYPE_ONEOF) {
+    value = Grammar(arg.subargs, " | ");
+    if (!optional) value = '<' + value + '>';
+  } else if (arg.type == REDISMODULE_ARG_TYPE_BLOCK) {
+    value = Grammar(arg.subargs, " ");
+  } else if (arg.type != REDISMODULE_ARG_TYPE_PURE_TOKEN) {
+    value = arg.name;
+    if ((arg.flags & REDISMODULE_CMD_ARG_MULTIPLE) != 0) value += " [" + value + " ...]";
+  }
+  if (!text.empty() && !value.empty()) text += ' ';
+  text += value;
+  return optional ? '[' + text + ']' : text;
 }
 
 std::string Grammar(const Arg* args, const char* between) {

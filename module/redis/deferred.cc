@@ -8,6 +8,7 @@
 
 #include "redis/effects.h"
 #include "redis/lock_type.h"
+#include "redis/server_sessions.h"
 #include "redis/tokens.h"
 #include "redis/waiters.h"
 
@@ -32,11 +33,12 @@ bool MayWrite(RedisModuleCtx* ctx) {
 }
 
 // The leases inside the value decide; the key's TTL only follows them.
-void SetBack(RedisModuleCtx* ctx, const KeyName& tampered) {
+void SetBack(RedisModuleCtx* ctx, const KeyName& tampered, Instant now) {
   const ScopedName name(ctx, LockName{tampered.db, tampered.name});
   LockKey key(ctx, name.get(), LockKey::Access::kChange);
-  if (const Lock* lock = key.lock(); lock != nullptr && key.expiry() != lock->hold().end) {
-    CarryOut(ctx, key, Held{lock->hold()}, Carrier::kDeferred);
+  if (const Lock* lock = key.lock(); lock != nullptr && key.expiry() != lock->closes()) {
+    const Held last{lock->mode(), lock->at(Lock::Order::kByClosing, lock->size() - 1)};
+    CarryOut(ctx, key, last, now, Carrier::kNobody);
   }
 }
 
@@ -72,7 +74,9 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
   if (moment != REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP) return;
   ServerTokens& tokens = Tokens();
   Waiters& waiters = TheWaiters();
-  const bool owes = !tokens.issuing() || tokens.has_untold_floor() || !Tampered().empty();
+  ServerSessions& sessions = TheSessions();
+  const bool owes =
+      !tokens.issuing() || tokens.has_untold_floor() || !Tampered().empty() || sessions.has_debts();
   const Instant due = waiters.NextDue();
   if (!owes && due == kMaxInstant) return;
 
@@ -83,7 +87,11 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
     if (MayWrite(ctx)) {
       tokens.Issuing(now);
       if (const auto floor = tokens.TakeUntoldFloor(); floor.has_value()) TellFloor(ctx, *floor);
-      for (const KeyName& tampered : std::exchange(Tampered(), {})) SetBack(ctx, tampered);
+      for (const KeyName& tampered : std::exchange(Tampered(), {})) {
+        SetBack(ctx, tampered, ToInstant(now));
+      }
+      waiters.TakeBackUndelivered(ctx, ToInstant(now));
+      sessions.EndClosed(ctx, ToInstant(now));
       waiters.Settle(ctx, now);
     } else {
       next += kTryAgain;
@@ -101,11 +109,14 @@ void OnFork(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t moment
 void OnFlush(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, void* data) {
   if (moment != REDISMODULE_SUBEVENT_FLUSHDB_END) return;
   const int db = static_cast<RedisModuleFlushInfo*>(data)->dbnum;
-  TheWaiters().DatabaseChanged(ctx, db < 0 ? std::nullopt : std::optional(db));
+  const std::optional<int> flushed = db < 0 ? std::nullopt : std::optional(db);
+  TheSessions().DatabaseGone(flushed);
+  TheWaiters().DatabaseChanged(ctx, flushed);
 }
 
 void OnSwap(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t /*moment*/, void* data) {
   const auto& swapped = *static_cast<RedisModuleSwapDbInfo*>(data);
+  TheSessions().DatabasesSwapped(swapped.dbnum_first, swapped.dbnum_second);
   TheWaiters().DatabaseChanged(ctx, swapped.dbnum_first);
   TheWaiters().DatabaseChanged(ctx, swapped.dbnum_second);
   for (KeyName& key : Tampered()) {
@@ -123,6 +134,13 @@ void OnRoleChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t 
   Tokens().StopIssuing();
   Tampered().clear();
   TheWaiters().ForgetDebts();
+  TheSessions().Forget();
+}
+
+void OnClientChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t change,
+                    void* data) {
+  if (change != REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED) return;
+  TheSessions().ConnectionClosed(static_cast<RedisModuleClientInfo*>(data)->id);
 }
 
 // Whether a command that publishes this event can leave a lock with a TTL that is not its lease's:
@@ -156,6 +174,8 @@ bool SubscribeToEvents(RedisModuleCtx* ctx) {
          RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_FlushDB, OnFlush) ==
              REDISMODULE_OK &&
          RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_SwapDB, OnSwap) ==
+             REDISMODULE_OK &&
+         RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_ClientChange, OnClientChange) ==
              REDISMODULE_OK &&
          RedisModule_SubscribeToKeyspaceEvents(
              ctx,

@@ -8,8 +8,8 @@
 //
 // Owed are: the floor of the token clock, to be told to replicas and the AOF when this server
 // starts to issue, and again to those who get a copy of the data; the TTL of locks that strangers
-// changed (EXPIRE, PERSIST, RESTORE), to be set back to their leases; and everything that waiting
-// clients wait for.
+// changed (EXPIRE, PERSIST, RESTORE), to be set back to their leases; the end of holds whose
+// connection closed; and everything that waiting clients wait for.
 
 #ifndef TURNSTILE_REDIS_DEFERRED_H_
 #define TURNSTILE_REDIS_DEFERRED_H_

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <variant>
 
+#include "redis/server_sessions.h"
 #include "redis/tokens.h"
 #include "redis/waiters.h"
 
@@ -10,9 +11,28 @@ namespace turnstile {
 namespace {
 
 void Store(RedisModuleCtx* ctx, LockKey& key, const Held& held) {
-  key.Store(Apply(key.lock(), held), held.hold.end);
+  if (Replaces(key.lock(), held)) TheSessions().LockGone(key.lock_name());
+  Lock* lock = Apply(key.lock(), held);
+  key.Store(lock);
   Tokens().Observe(held.hold.token);
-  TheWaiters().HolderChanged(key.lock_name(), Holder{held.hold.owner, held.hold.end});
+  TheWaiters().LockHeld(key.lock_name(), *lock, held.hold);
+  RedisModule_SignalModifiedKey(ctx, key.name());
+}
+
+// Takes a hold, or one of several counted ones, out of the key. Deleting the key runs the type's
+// unlink callback, which wakes the line.
+template <typename Fact>
+void TakeOut(RedisModuleCtx* ctx, LockKey& key, const Fact& fact) {
+  // First, because the owner's bytes may be in the lock.
+  if (key.lock()->size() > 1 && EndsHold(*key.lock(), fact)) {
+    TheWaiters().HoldGone(key.lock_name(), fact.owner);
+    TheSessions().HoldGone(key.lock_name(), fact.owner);
+  }
+  if (Lock* left = Apply(key.lock(), fact); left != nullptr) {
+    key.Store(left);
+  } else {
+    key.Delete();
+  }
   RedisModule_SignalModifiedKey(ctx, key.name());
 }
 
@@ -23,19 +43,23 @@ struct Effects {
 
   void operator()(const Held& held) const {
     Store(ctx, key, held);
-    EmitHeld([this](auto... args) { RedisModule_Replicate(ctx, args...); }, key.name(), held.hold);
+    EmitHeld([this](auto... args) { RedisModule_Replicate(ctx, args...); }, key.name(), held);
   }
 
-  // Deleting the key runs the type's unlink callback, which wakes the line.
-  void operator()(const Freed& freed) const {
-    key.Delete();
-    RedisModule_SignalModifiedKey(ctx, key.name());
+  // Told before they are carried out: the owner's bytes may be in the lock.
+  void operator()(const Released& released) const {
     if (carrier == Carrier::kCommand) {
       RedisModule_ReplicateVerbatim(ctx);  // the LOCK.RELEASE that is running
     } else {
-      RedisModule_Replicate(ctx, "LOCK.RELEASE", "sb", key.name(), freed.owner.bytes.data(),
-                            freed.owner.bytes.size());
+      RedisModule_Replicate(ctx, "LOCK.RELEASE", "sb", key.name(), released.owner.bytes.data(),
+                            released.owner.bytes.size());
     }
+    TakeOut(ctx, key, released);
+  }
+
+  void operator()(const Ended& ended) const {
+    EmitEnded([this](auto... args) { RedisModule_Replicate(ctx, args...); }, key.name(), ended);
+    TakeOut(ctx, key, ended);
   }
 
   // A plain lock is not ours: it is changed by the server's own commands, which also notify,
@@ -69,22 +93,35 @@ void NullField(RedisModuleCtx* ctx, const char* name) {
   RedisModule_ReplyWithNull(ctx);
 }
 
-// What is true of every holder.
-void CommonHolderFields(RedisModuleCtx* ctx) {
-  Field(ctx, "count", 1);
-  RedisModule_ReplyWithCString(ctx, "session");
-  RedisModule_ReplyWithBool(ctx, 0);
+const char* NameOf(Mode mode) {
+  switch (mode) {
+    case Mode::kShared:
+      return "shared";
+    case Mode::kLimit:
+      return "limit";
+    case Mode::kExclusive:
+      break;
+  }
+  return "exclusive";
 }
 
-constexpr long kHolderFields = 6;
+constexpr long kHolderFields = 7;
 
-void ReplyHolder(RedisModuleCtx* ctx, const Hold& hold, Instant now) {
+// What a plain lock's holder has too.
+void CommonHolderFields(RedisModuleCtx* ctx, uint32_t count, bool session, Millis linger) {
+  Field(ctx, "count", count);
+  RedisModule_ReplyWithCString(ctx, "session");
+  RedisModule_ReplyWithBool(ctx, session ? 1 : 0);
+  Field(ctx, "linger-ms", linger.count());
+}
+
+void ReplyHolder(RedisModuleCtx* ctx, LockName lock, const Hold& hold, Instant now) {
   RedisModule_ReplyWithMap(ctx, kHolderFields);
   Field(ctx, "owner", hold.owner.bytes);
   Field(ctx, "token", static_cast<long long>(hold.token.value));
   Field(ctx, "lease-left-ms", (hold.end - now).count());
   Field(ctx, "held-ms", std::max(now - hold.since, Millis{0}).count());
-  CommonHolderFields(ctx);
+  CommonHolderFields(ctx, hold.count, TheSessions().IsBound(lock, hold.owner), hold.linger);
 }
 
 void ReplyPlainHolder(RedisModuleCtx* ctx, const PlainLock& plain, Instant now) {
@@ -97,7 +134,20 @@ void ReplyPlainHolder(RedisModuleCtx* ctx, const PlainLock& plain, Instant now) 
     Field(ctx, "lease-left-ms", (plain.end - now).count());
   }
   NullField(ctx, "held-ms");
-  CommonHolderFields(ctx);
+  CommonHolderFields(ctx, /*count=*/1, /*session=*/false, Millis{0});
+}
+
+// Those whose holds are live, in the order of their tokens.
+void ReplyHolders(RedisModuleCtx* ctx, LockName name, const Lock& lock, Instant now) {
+  RedisModule_ReplyWithArray(ctx, REDISMODULE_POSTPONED_LEN);
+  long shown = 0;
+  for (size_t i = 0; i < lock.size(); ++i) {
+    const Hold hold = lock.at(Lock::Order::kByToken, i);
+    if (!hold.LiveAt(now)) continue;
+    ReplyHolder(ctx, name, hold, now);
+    ++shown;
+  }
+  RedisModule_ReplySetArrayLength(ctx, shown);
 }
 
 // Those in front, in order.
@@ -110,13 +160,14 @@ void ReplyLine(RedisModuleCtx* ctx, const WaitQueue::Line* line, Instant now) {
   }
   RedisModule_ReplyWithArray(ctx, std::min(static_cast<long>(line->size()), kShown));
   long shown = 0;
-  for (const auto* waiter = line->first(); waiter != nullptr && shown < kShown; ++shown) {
+  for (const auto* place = line->first(); place != nullptr && shown < kShown; ++shown) {
+    const WaitQueue::Waiter& waiter = place->waiter();
     RedisModule_ReplyWithMap(ctx, 4);
-    Field(ctx, "owner", waiter->request().owner.bytes);
-    Field(ctx, "mode", "exclusive");
-    Field(ctx, "waited-ms", std::max(now - waiter->since(), Millis{0}).count());
-    Field(ctx, "left-ms", std::max(waiter->deadline() - now, Millis{0}).count());
-    waiter = waiter->behind();
+    Field(ctx, "owner", waiter.request().owner.bytes);
+    Field(ctx, "mode", NameOf(waiter.request().mode));
+    Field(ctx, "waited-ms", std::max(now - waiter.since(), Millis{0}).count());
+    Field(ctx, "left-ms", std::max(waiter.deadline() - now, Millis{0}).count());
+    place = place->behind();
   }
 }
 
@@ -135,12 +186,35 @@ bool CallerMayRead(RedisModuleCtx* ctx, std::string_view key) {
 
 }  // namespace
 
-void CarryOut(RedisModuleCtx* ctx, LockKey& key, const Change& change, Carrier carrier) {
+void CarryOut(RedisModuleCtx* ctx, LockKey& key, const Change& change, Instant now,
+              Carrier carrier) {
+  for (const Ended& ended : OverdueBefore(key.place(), change, now)) {
+    Effects{ctx, key, Carrier::kNobody}(ended);
+  }
   std::visit(Effects{ctx, key, carrier}, change);
+}
+
+void CarryOutGrant(RedisModuleCtx* ctx, LockKey& key, const AcquireRequest& request, Token token,
+                   Instant now, std::optional<uint64_t> session) {
+  CarryOut(ctx, key, HeldBy(key.place(), request, token, now), now, Carrier::kNobody);
+  TheSessions().Acquired(session, key.lock_name(), request.owner);
+}
+
+void RemoveOverdue(RedisModuleCtx* ctx, LockKey& key, Instant now) {
+  const Lock* lock = key.lock();
+  if (lock == nullptr || lock->KeepingOut(now) == 0) return;
+  for (const Ended& ended : Overdue(key.place(), now)) {
+    Effects{ctx, key, Carrier::kNobody}(ended);
+  }
 }
 
 void Obey(RedisModuleCtx* ctx, LockKey& key, const Held& held) {
   Store(ctx, key, held);
+  RedisModule_ReplicateVerbatim(ctx);
+}
+
+void Obey(RedisModuleCtx* ctx, LockKey& key, const Ended& ended) {
+  if (key.lock() != nullptr) TakeOut(ctx, key, ended);
   RedisModule_ReplicateVerbatim(ctx);
 }
 
@@ -154,16 +228,35 @@ void TellFloor(RedisModuleCtx* ctx, Token floor) {
                         static_cast<long long>(floor.value));
 }
 
-int ReplyAcquired(RedisModuleCtx* ctx, const Decision& decision) {
-  if (decision.outcome == Outcome::kTokensUsedUp) {
-    return RedisModule_ReplyWithError(ctx, kTokensUsedUpText);
+const char* TextFor(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::kOtherMode:
+      return "ERR this owner holds the lock in another mode: release it first (only SHARED can "
+             "become exclusive, and exclusive SHARED)";
+    case Outcome::kHoldsSome:
+      return "ERR this owner holds some of these locks, but not all: release them first, or ask "
+             "for the others alone";
+    case Outcome::kHoldsApart:
+      return "ERR this owner holds these locks under different tokens: release them first, or ask "
+             "for each alone";
+    case Outcome::kUpgradesSeveral:
+      return "ERR ALSO cannot turn shared holds into exclusive ones: release them first, or ask "
+             "for each alone";
+    case Outcome::kCountedOut:
+      return "ERR this hold is counted 4294967295 times, which is the most: release some";
+    default:
+      return "ERR no tokens are left below 2^53: this server cannot grant new holds any more";
   }
-  if (!decision.change.has_value()) return RedisModule_ReplyWithNull(ctx);
-  return ReplyToken(ctx, std::get<Held>(*decision.change).hold.token);
 }
 
-int ReplyDone(RedisModuleCtx* ctx, const Decision& decision) {
-  return ReplyFlag(ctx, decision.change.has_value());
+int ReplyAcquired(RedisModuleCtx* ctx, const Admission& admission) {
+  if (admission.granted()) return ReplyToken(ctx, admission.token);
+  if (admission.busy()) return RedisModule_ReplyWithNull(ctx);
+  return RedisModule_ReplyWithError(ctx, TextFor(admission.outcome));
+}
+
+int ReplyCount(RedisModuleCtx* ctx, size_t count) {
+  return RedisModule_ReplyWithLongLong(ctx, static_cast<long long>(count));
 }
 
 int ReplyToken(RedisModuleCtx* ctx, std::optional<Token> token) {
@@ -175,20 +268,24 @@ int ReplyFlag(RedisModuleCtx* ctx, bool flag) {
   return RedisModule_ReplyWithLongLong(ctx, flag ? 1 : 0);
 }
 
-int ReplyInfo(RedisModuleCtx* ctx, const Place& place, const WaitQueue::Line* line, Instant now) {
-  const bool held = HolderOf(place, now).has_value();
+int ReplyInfo(RedisModuleCtx* ctx, const LockKey& key, const WaitQueue::Line* line, Instant now) {
+  const Place place = key.place();
+  const bool held = CountHolders(place, now) > 0;
   if (!held && line == nullptr) return RedisModule_ReplyWithNull(ctx);
   const bool plain = held && place.plain.has_value();
+  const Mode mode = held ? ModeOf(place) : line->first()->waiter().request().mode;
   RedisModule_ReplyWithMap(ctx, 5);
-  Field(ctx, "mode", plain ? "plain" : "exclusive");
+  Field(ctx, "mode", plain ? "plain" : NameOf(mode));
   RedisModule_ReplyWithCString(ctx, "holders");
-  RedisModule_ReplyWithArray(ctx, held ? 1 : 0);
   if (plain) {
+    RedisModule_ReplyWithArray(ctx, 1);
     ReplyPlainHolder(ctx, *place.plain, now);
   } else if (held) {
-    ReplyHolder(ctx, place.lock->hold(), now);
+    ReplyHolders(ctx, key.lock_name(), *place.lock, now);
+  } else {
+    RedisModule_ReplyWithArray(ctx, 0);
   }
-  Field(ctx, "linger-left-ms", 0);
+  Field(ctx, "linger-left-ms", LingerLeft(place, now).count());
   Field(ctx, "waiting", line == nullptr ? 0 : static_cast<long long>(line->size()));
   ReplyLine(ctx, line, now);
   return REDISMODULE_OK;
@@ -217,6 +314,11 @@ int ReplyWaitLimit(RedisModuleCtx* ctx, size_t limit) {
                            " clients wait on this server already, which is "
                            "turnstile.max-waiters: try again later";
   return RedisModule_ReplyWithError(ctx, text.c_str());
+}
+
+int ReplyNoSession(RedisModuleCtx* ctx) {
+  return RedisModule_ReplyWithError(
+      ctx, "ERR SESSION needs a connection, and inside scripts and functions there is none");
 }
 
 int ReplyDeadlock(RedisModuleCtx* ctx, const std::vector<WaitQueue::Step>& cycle) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/decide.h"
 #include "core/fact.h"
 #include "core/lock.h"
 #include "core/request.h"
@@ -17,37 +18,51 @@
 
 namespace turnstile {
 
-// Who brings a change: the command that is running, or nobody (see deferred.h).
-enum class Carrier { kCommand, kDeferred };
+// Who brings a change: the command that is running, which says just this, or nobody (see
+// deferred.h; and a command about several locks says more).
+enum class Carrier { kCommand, kNobody };
 
-// Carries out what was decided here, and tells replicas and the AOF the same fact.
-void CarryOut(RedisModuleCtx* ctx, LockKey& key, const Change& change, Carrier carrier);
+// Carries out what was decided here, and tells replicas and the AOF the same fact; first the end of
+// holds that are over.
+void CarryOut(RedisModuleCtx* ctx, LockKey& key, const Change& change, Instant now,
+              Carrier carrier);
+
+// Carries out a granted request on one of its locks. `session`: the connection that the hold is
+// bound to, if it is bound to one.
+void CarryOutGrant(RedisModuleCtx* ctx, LockKey& key, const AcquireRequest& request, Token token,
+                   Instant now, std::optional<uint64_t> session);
+
+// Removes holds that are over while others are not.
+void RemoveOverdue(RedisModuleCtx* ctx, LockKey& key, Instant now);
 
 // Carries out what the running LOCK.FACT says, and passes it on as it came.
 void Obey(RedisModuleCtx* ctx, LockKey& key, const Held& held);
+void Obey(RedisModuleCtx* ctx, LockKey& key, const Ended& ended);
 void Obey(RedisModuleCtx* ctx, const FloorFact& floor);
 
 // Tells replicas and the AOF that no token up to `floor` will be issued again.
 void TellFloor(RedisModuleCtx* ctx, Token floor);
 
-int ReplyAcquired(RedisModuleCtx* ctx, const Decision& decision);
-// 1 if the decision changed something, else 0: the only two answers about one lock.
-int ReplyDone(RedisModuleCtx* ctx, const Decision& decision);
+int ReplyAcquired(RedisModuleCtx* ctx, const Admission& admission);
+// How many of the locks that a request named it was done to.
+int ReplyCount(RedisModuleCtx* ctx, size_t count);
 int ReplyToken(RedisModuleCtx* ctx, std::optional<Token> token);
 int ReplyFlag(RedisModuleCtx* ctx, bool flag);
 // The map of LOCK.INFO; `line` is null if nobody waits.
-int ReplyInfo(RedisModuleCtx* ctx, const Place& place, const WaitQueue::Line* line, Instant now);
+int ReplyInfo(RedisModuleCtx* ctx, const LockKey& key, const WaitQueue::Line* line, Instant now);
 
 int ReplyError(RedisModuleCtx* ctx, const ParseError& error);
 int ReplyWrongType(RedisModuleCtx* ctx);
 int ReplyReadOnly(RedisModuleCtx* ctx);
 int ReplyInternal(RedisModuleCtx* ctx);
 int ReplyWaitLimit(RedisModuleCtx* ctx, size_t limit);
+int ReplyNoSession(RedisModuleCtx* ctx);
 int ReplyDeadlock(RedisModuleCtx* ctx, const std::vector<WaitQueue::Step>& cycle);
 
+// The error for a request that is neither granted nor busy.
+const char* TextFor(Outcome outcome);
+
 // Errors for clients that wait.
-inline constexpr const char* kTokensUsedUpText =
-    "ERR no tokens are left below 2^53: this server cannot grant new holds any more";
 inline constexpr const char* kNoLongerPermittedText =
     "NOPERM this user may no longer acquire the lock it waited for";
 inline constexpr const char* kNotNowText =

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string_view>
 #include <variant>
 #include <vector>
 
+#include "core/decide.h"
 #include "core/fact.h"
-#include "core/lock.h"
 #include "core/request.h"
 #include "redis/command_table.h"
 #include "redis/config.h"
@@ -45,8 +46,28 @@ class ArgViews {
   Args args_;
 };
 
-constexpr int kKey = 1;       // argv[1] is the lock's key in every command of a client
-constexpr int kAfterKey = 2;  // where the rest of the request begins
+constexpr int kKey = 1;  // argv[1] is the lock's key in every command of a client
+
+// The names that ALSO brings, among the arguments that `args` are views of.
+std::span<RedisModuleString* const> NamesOf(Keys also, const ArgViews& args,
+                                            RedisModuleString** argv) {
+  if (also.empty()) return {};
+  return {argv + kKey + (also.data() - args.args().data()), also.size()};
+}
+
+// Names the keys of a request that may have ALSO, for a server that asks.
+int DeclareKeys(RedisModuleCtx* ctx, RedisModuleString** argv, int argc, int use) {
+  RedisModule_KeyAtPosWithFlags(ctx, kKey, use);
+  // As the key specification has it: the first ALSO behind the owner, which may be any word.
+  int at = kKey + 2;
+  while (at < argc && !IsKeyword(ToView(argv[at]), kAlso)) ++at;
+  if (at + 1 >= argc) return REDISMODULE_OK;
+  const int64_t count = ParseDigits(ToView(argv[at + 1])).value_or(0);
+  for (int64_t i = 0; i < count && at + 2 + i < argc; ++i) {
+    RedisModule_KeyAtPosWithFlags(ctx, at + 2 + static_cast<int>(i), use);
+  }
+  return REDISMODULE_OK;
+}
 
 // Inside MULTI, scripts, functions and calls of other modules a client cannot be made to wait.
 bool MayBlock(RedisModuleCtx* ctx) {
@@ -55,68 +76,89 @@ bool MayBlock(RedisModuleCtx* ctx) {
 
 }  // namespace
 
-// LOCK.ACQUIRE key owner <PX ms | EX s> [WAIT ms]
+// LOCK.ACQUIRE key owner <PX ms | EX s> [WAIT ms] [SHARED | LIMIT n] [REENTRANT] [SESSION] [LINGER
+// ms] [ALSO numkeys key [key ...]]
 int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
-  const ArgViews rest(argv, argc, kAfterKey);
-  const auto parsed = ParseAcquire(rest.args(), CurrentLimits());
+  if (RedisModule_IsKeysPositionRequest(ctx) != 0) return DeclareKeys(ctx, argv, argc, kUpdatesKey);
+  const ArgViews args(argv, argc, kKey);
+  const auto parsed = ParseAcquire(args.args(), CurrentLimits());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
   if (SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
-
-  LockKey key(ctx, argv[kKey], LockKey::Access::kChange);
-  if (key.wrong_type()) return ReplyWrongType(ctx);
   const auto& request = std::get<AcquireRequest>(parsed);
+  const auto session = request.session ? ConnectionOf(ctx) : std::nullopt;
+  if (request.session && !session.has_value()) return ReplyNoSession(ctx);
+
+  LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
+  if (keys.any_wrong_type()) return ReplyWrongType(ctx);
   Waiters& waiters = TheWaiters();
-  const Ahead ahead = waiters.Find(key.lock_name()) == nullptr ? Ahead::kNobody : Ahead::kOthers;
   const FineInstant now = WallNow();
-  const Decision decision = Decide(key.place(), request, ahead, now, Tokens().Issuing(now));
-  if (decision.change.has_value()) {
-    CarryOut(ctx, key, *decision.change, Carrier::kCommand);
-    waiters.OwnerWasTold(key.lock_name(), request.owner);
-  } else if (request.wait > Millis{0} && MayBlock(ctx) &&
-             decision.outcome != Outcome::kTokensUsedUp) {
-    return waiters.Park(ctx, key, request, now);
+  const Sites sites(keys, [&](const LockKey& key, const Place& place) {
+    return waiters.AheadOfNewcomer(key.lock_name(), place, request, ToInstant(now));
+  });
+  const Admission admission = Decide(sites.get(), request, now, Tokens().Issuing(now));
+  if (admission.granted()) {
+    for (size_t i = 0; i < keys.size(); ++i) {
+      CarryOutGrant(ctx, keys[i], request, admission.token, ToInstant(now), session);
+      waiters.OwnerWasTold(keys[i].lock_name(), request.owner);
+    }
+  } else if (admission.busy() && request.wait > Millis{0} && MayBlock(ctx)) {
+    return waiters.Park(ctx, keys, request, session, now);
   }
-  return ReplyAcquired(ctx, decision);
+  return ReplyAcquired(ctx, admission);
 }
 
-// LOCK.RELEASE key owner
+// LOCK.RELEASE key owner [ALSO numkeys key [key ...]]
 int HandleRelease(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
-  const ArgViews rest(argv, argc, kAfterKey);
-  const auto parsed = ParseRelease(rest.args());
+  if (RedisModule_IsKeysPositionRequest(ctx) != 0) {
+    return DeclareKeys(ctx, argv, argc, kReleasesKey);
+  }
+  const ArgViews args(argv, argc, kKey);
+  const auto parsed = ParseRelease(args.args());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
   const Source source = SourceOf(ctx);
   if (source == Source::kReplica) return ReplyReadOnly(ctx);
 
-  LockKey key(ctx, argv[kKey], LockKey::Access::kChange);
-  if (key.wrong_type()) return ReplyWrongType(ctx);
+  const auto& request = std::get<ReleaseRequest>(parsed);
+  LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
+  if (keys.any_wrong_type()) return ReplyWrongType(ctx);
   const Instant now = source == Source::kObeyed ? kBeforeAnyEnd : ToInstant(WallNow());
-  const Decision decision = Decide(key.place(), std::get<ReleaseRequest>(parsed), now);
-  if (decision.change.has_value()) CarryOut(ctx, key, *decision.change, Carrier::kCommand);
-  return ReplyDone(ctx, decision);
+  const Carrier carrier = keys.size() == 1 ? Carrier::kCommand : Carrier::kNobody;
+  size_t released = 0;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const Decision decision = Decide(keys[i].place(), request, now);
+    if (decision.change.has_value()) CarryOut(ctx, keys[i], *decision.change, now, carrier);
+    if (decision.outcome == Outcome::kReleased) ++released;
+  }
+  return ReplyCount(ctx, released);
 }
 
-// LOCK.TOUCH key owner <PX ms | EX s>
+// LOCK.TOUCH key owner <PX ms | EX s> [ALSO numkeys key [key ...]]
 int HandleTouch(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
-  const ArgViews rest(argv, argc, kAfterKey);
-  const auto parsed = ParseTouch(rest.args(), CurrentLimits());
+  if (RedisModule_IsKeysPositionRequest(ctx) != 0) return DeclareKeys(ctx, argv, argc, kUpdatesKey);
+  const ArgViews args(argv, argc, kKey);
+  const auto parsed = ParseTouch(args.args(), CurrentLimits());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
   if (SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
 
-  LockKey key(ctx, argv[kKey], LockKey::Access::kChange);
-  if (key.wrong_type()) return ReplyWrongType(ctx);
   const auto& request = std::get<TouchRequest>(parsed);
-  const Decision decision = Decide(key.place(), request, ToInstant(WallNow()));
-  if (decision.change.has_value()) {
-    CarryOut(ctx, key, *decision.change, Carrier::kCommand);
-    TheWaiters().OwnerWasTold(key.lock_name(), request.owner);
+  LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
+  if (keys.any_wrong_type()) return ReplyWrongType(ctx);
+  const Instant now = ToInstant(WallNow());
+  size_t touched = 0;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const Decision decision = Decide(keys[i].place(), request, now);
+    if (!decision.change.has_value()) continue;
+    CarryOut(ctx, keys[i], *decision.change, now, Carrier::kNobody);
+    TheWaiters().OwnerWasTold(keys[i].lock_name(), request.owner);
+    ++touched;
   }
-  return ReplyDone(ctx, decision);
+  return ReplyCount(ctx, touched);
 }
 
 // LOCK.FENCE key [token]
 int HandleFence(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
-  const ArgViews rest(argv, argc, kAfterKey);
-  const auto parsed = ParseFence(rest.args());
+  const ArgViews args(argv, argc, kKey);
+  const auto parsed = ParseFence(args.args());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
   if (SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
 
@@ -133,7 +175,7 @@ int HandleFence(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
 int HandleInfo(RedisModuleCtx* ctx, RedisModuleString** argv, int /*argc*/) {
   const LockKey key(ctx, argv[kKey], LockKey::Access::kLook);
   if (key.wrong_type()) return ReplyWrongType(ctx);
-  return ReplyInfo(ctx, key.place(), TheWaiters().Find(key.lock_name()), ToInstant(WallNow()));
+  return ReplyInfo(ctx, key, TheWaiters().Find(key.lock_name()), ToInstant(WallNow()));
 }
 
 // LOCK.HELP
@@ -151,7 +193,8 @@ int HandleProbe(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/)
   return RedisModule_ReplyWithSimpleString(ctx, "OK");
 }
 
-// LOCK.FACT HELD key owner token since-ms end-ms
+// LOCK.FACT HELD key owner token since-ms end-ms [SHARED | LIMIT] [COUNT n] [LINGER ms]
+// LOCK.FACT ENDED key owner
 // LOCK.FACT FLOOR token
 int HandleFact(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   constexpr int kFactKey = 2;
@@ -171,7 +214,11 @@ int HandleFact(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
     Obey(ctx, *floor);
   } else {
     LockKey key(ctx, argv[kFactKey], LockKey::Access::kChange);
-    Obey(ctx, key, std::get<HeldFact>(fact).held);
+    if (const auto* ended = std::get_if<EndedFact>(&fact)) {
+      Obey(ctx, key, ended->ended);
+    } else {
+      Obey(ctx, key, std::get<HeldFact>(fact).held);
+    }
   }
   return RedisModule_ReplyWithSimpleString(ctx, "OK");
 }

@@ -1,8 +1,11 @@
 #include "redis/lock_type.h"
 
+#include <algorithm>
+#include <memory>
 #include <string>
 
 #include "core/encoding.h"
+#include "redis/server_sessions.h"
 #include "redis/tokens.h"
 #include "redis/waiters.h"
 
@@ -24,25 +27,26 @@ void* RdbLoad(RedisModuleIO* io, int encver) {
   size_t size = 0;
   char* bytes = RedisModule_LoadStringBuffer(io, &size);
   if (RedisModule_IsIOError(io) != 0) return nullptr;
-  Lock* lock = nullptr;
-  const auto hold = Decode({bytes, size}, static_cast<EncodingVersion>(encver));
-  if (!hold.has_value()) {
+  std::unique_ptr<Lock> lock = Decode({bytes, size}, static_cast<EncodingVersion>(encver));
+  RedisModule_Free(bytes);
+  if (lock == nullptr) {
     RedisModule_LogIOError(io, "warning", "not a lock: %zu bytes, encoding version %d", size,
                            encver);
-  } else if (ComesFromClient(io) && !MayBeRestored(hold->token, WallNow())) {
+    return nullptr;
+  }
+  const Token highest = lock->at(Lock::Order::kByToken, lock->size() - 1).token;
+  if (ComesFromClient(io) && !MayBeRestored(highest, WallNow())) {
     RedisModule_LogIOError(io, "warning",
                            "token %llu leads the wall clock by more than an hour: not restored",
-                           static_cast<unsigned long long>(hold->token.value));
-  } else {
-    Tokens().Observe(hold->token);
-    lock = Lock::Make(*hold);
+                           static_cast<unsigned long long>(highest.value));
+    return nullptr;
   }
-  RedisModule_Free(bytes);
-  return lock;
+  Tokens().Observe(highest);
+  return lock.release();
 }
 
 void RdbSave(RedisModuleIO* io, void* value) {
-  const std::string bytes = Encode(AsLock(value).hold());
+  const std::string bytes = Encode(AsLock(value));
   RedisModule_SaveStringBuffer(io, bytes.data(), bytes.size());
 }
 
@@ -55,7 +59,7 @@ void AuxSave(RedisModuleIO* io, int /*when*/) {
 }
 
 int AuxLoad(RedisModuleIO* io, int encver, int /*when*/) {
-  if (encver != static_cast<int>(kCurrentEncoding)) return REDISMODULE_ERR;
+  if (encver > static_cast<int>(kCurrentEncoding)) return REDISMODULE_ERR;
   const Token token{RedisModule_LoadUnsigned(io)};
   if (RedisModule_IsIOError(io) != 0 || token > kMaxToken) return REDISMODULE_ERR;
   Tokens().Observe(token);
@@ -63,7 +67,11 @@ int AuxLoad(RedisModuleIO* io, int encver, int /*when*/) {
 }
 
 void AofRewrite(RedisModuleIO* io, RedisModuleString* key, void* value) {
-  EmitHeld([io](auto... args) { RedisModule_EmitAOF(io, args...); }, key, AsLock(value).hold());
+  const Lock& lock = AsLock(value);
+  for (size_t i = 0; i < lock.size(); ++i) {
+    EmitHeld([io](auto... args) { RedisModule_EmitAOF(io, args...); }, key,
+             Held{lock.mode(), lock.at(Lock::Order::kByToken, i)});
+  }
 }
 
 // May run on another thread: touches nothing but the value.
@@ -73,20 +81,23 @@ void Free(void* value) { delete static_cast<Lock*>(value); }
 void Unlink(RedisModuleKeyOptCtx* ctx, const void* /*value*/) {
   const LockName lock{RedisModule_GetDbIdFromOptCtx(ctx),
                       ToView(RedisModule_GetKeyNameFromOptCtx(ctx))};
-  TheWaiters().HolderChanged(lock, std::nullopt);
+  TheWaiters().LockGone(lock);
+  TheSessions().LockGone(lock);
 }
 
-size_t FreeEffort(RedisModuleString* /*key*/, const void* /*value*/) { return 1; }
+size_t FreeEffort(RedisModuleString* /*key*/, const void* value) { return AsLock(value).size(); }
 
-size_t MemUsage(const void* value) { return RedisModule_MallocSize(const_cast<void*>(value)); }
+size_t MemUsage(const void* value) { return AsLock(value).Allocated(RedisModule_MallocSize); }
 
 void Digest(RedisModuleDigest* digest, void* value) {
-  const std::string bytes = Encode(AsLock(value).hold());
+  const std::string bytes = Encode(AsLock(value));
   RedisModule_DigestAddStringBuffer(digest, bytes.data(), bytes.size());
   RedisModule_DigestEndSequence(digest);
 }
 
+// A lock of many holds stays where it is: others point into it.
 int Defrag(RedisModuleDefragCtx* ctx, RedisModuleString* /*key*/, void** value) {
+  if (!AsLock(*value).IsOneAllocation()) return 0;
   if (void* moved = RedisModule_DefragAlloc(ctx, *value); moved != nullptr) *value = moved;
   return 0;
 }
@@ -158,9 +169,16 @@ Instant LockKey::expiry() const {
   return at == REDISMODULE_NO_EXPIRE ? kMaxInstant : Instant{Millis{at}};
 }
 
-void LockKey::Store(Lock* lock_to_store, Instant end) {
-  if (lock_to_store != lock()) RedisModule_ModuleTypeSetValue(key_, lock_type, lock_to_store);
-  RedisModule_SetAbsExpire(key_, end.time_since_epoch().count());
+void LockKey::Store(Lock* lock_to_store) {
+  Lock* stored = lock();
+  if (stored == nullptr) {
+    RedisModule_ModuleTypeSetValue(key_, lock_type, lock_to_store);
+  } else if (stored != lock_to_store) {
+    // Unlike setting it anew, this does not look as if the lock had been gone for a moment.
+    RedisModule_ModuleTypeReplaceValue(key_, lock_type, lock_to_store, nullptr);
+    delete stored;
+  }
+  RedisModule_SetAbsExpire(key_, lock_to_store->closes().time_since_epoch().count());
 }
 
 void LockKey::Delete() { RedisModule_DeleteKey(key_); }
@@ -172,6 +190,40 @@ ScopedName::ScopedName(RedisModuleCtx* ctx, LockName lock)
   RedisModule_SelectDb(ctx, lock.db);
 }
 
-ScopedName::~ScopedName() { RedisModule_FreeString(ctx_, name_); }
+ScopedName::~ScopedName() {
+  if (name_ != nullptr) RedisModule_FreeString(ctx_, name_);
+}
+
+LockKeys::LockKeys(RedisModuleCtx* ctx, RedisModuleString* first,
+                   std::span<RedisModuleString* const> more, LockKey::Access access)
+    : first_(ctx, first, access) {
+  more_.reserve(more.size());
+  for (RedisModuleString* name : more) more_.emplace_back(ctx, name, access);
+}
+
+bool LockKeys::any_wrong_type() {
+  return first_.wrong_type() || std::any_of(more_.begin(), more_.end(),
+                                            [](const LockKey& key) { return key.wrong_type(); });
+}
+
+HeldDetails::HeldDetails(const Held& held) {
+  if (held.mode != Mode::kExclusive) Add(WordFor(held.mode));
+  if (held.hold.count != 1) {
+    Add(kCountWord);
+    Add(std::to_string(held.hold.count));
+  }
+  if (held.hold.linger != Millis{0}) {
+    Add(kLingerWord);
+    Add(std::to_string(held.hold.linger.count()));
+  }
+}
+
+HeldDetails::~HeldDetails() {
+  for (RedisModuleString* word : words_) RedisModule_FreeString(nullptr, word);
+}
+
+void HeldDetails::Add(std::string_view word) {
+  words_.push_back(RedisModule_CreateString(nullptr, word.data(), word.size()));
+}
 
 }  // namespace turnstile

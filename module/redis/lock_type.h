@@ -3,8 +3,13 @@
 #ifndef TURNSTILE_REDIS_LOCK_TYPE_H_
 #define TURNSTILE_REDIS_LOCK_TYPE_H_
 
+#include <span>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
+#include "core/decide.h"
 #include "core/fact.h"
 #include "core/lock.h"
 #include "core/wait_queue.h"
@@ -22,6 +27,8 @@ class LockKey {
   // Opening a key whose TTL has run out removes it, as any command does.
   LockKey(RedisModuleCtx* ctx, RedisModuleString* name, Access access);
   ~LockKey();
+  LockKey(LockKey&& other) noexcept
+      : db_(other.db_), name_(other.name_), key_(std::exchange(other.key_, nullptr)) {}
   LockKey(const LockKey&) = delete;
   LockKey& operator=(const LockKey&) = delete;
 
@@ -40,8 +47,9 @@ class LockKey {
   RedisModuleString* name() const { return name_; }
   LockName lock_name() const { return {db_, ToView(name_)}; }
 
-  // Stores `lock`, which may already be in the key, to be removed after `end`.
-  void Store(Lock* lock, Instant end);
+  // Stores `lock`, which may already be in the key, to be removed after its last hold closes. What
+  // was in the key before is freed.
+  void Store(Lock* lock);
   void Delete();
   void Close();
 
@@ -51,12 +59,54 @@ class LockKey {
   RedisModuleKey* key_;
 };
 
+// The keys of all the locks that a request names, open.
+class LockKeys {
+ public:
+  LockKeys(RedisModuleCtx* ctx, RedisModuleString* first, std::span<RedisModuleString* const> more,
+           LockKey::Access access);
+
+  size_t size() const { return 1 + more_.size(); }
+  LockKey& operator[](size_t index) { return index == 0 ? first_ : more_[index - 1]; }
+  bool any_wrong_type();
+
+ private:
+  LockKey first_;
+  std::vector<LockKey> more_;
+};
+
+// What a request for the locks in `keys` finds there, for the core to decide on. A request for one
+// lock costs no allocation.
+class Sites {
+ public:
+  // `ahead_of` says who waits before the request, given a key and what is in it.
+  template <typename AheadOf>
+  Sites(LockKeys& keys, AheadOf ahead_of) {
+    if (keys.size() > 1) many_.resize(keys.size());
+    sites_ = keys.size() > 1 ? std::span(many_) : std::span(&one_, 1);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      sites_[i].place = keys[i].place();
+      sites_[i].ahead = ahead_of(keys[i], sites_[i].place);
+    }
+  }
+  Sites(const Sites&) = delete;
+  Sites& operator=(const Sites&) = delete;
+
+  std::span<const Site> get() const { return sites_; }
+
+ private:
+  Site one_;
+  std::vector<Site> many_;
+  std::span<Site> sites_;
+};
+
 // The name of a lock as the server wants it, with its database selected. For work outside a
 // command, where nobody holds the name for us.
 class ScopedName {
  public:
   ScopedName(RedisModuleCtx* ctx, LockName lock);
   ~ScopedName();
+  ScopedName(ScopedName&& other) noexcept
+      : ctx_(other.ctx_), db_(other.db_), name_(std::exchange(other.name_, nullptr)) {}
   ScopedName(const ScopedName&) = delete;
   ScopedName& operator=(const ScopedName&) = delete;
 
@@ -72,14 +122,46 @@ class ScopedName {
 // The command that carries facts.
 inline constexpr const char* kFactCommand = "LOCK.FACT";
 
-// Writes the fact that `hold` holds the lock `key`: `emit` is called with a command's name, a
-// format and its arguments, as RedisModule_Replicate and RedisModule_EmitAOF take them.
+// The words of HELD that few holds need, as the server wants them.
+class HeldDetails {
+ public:
+  explicit HeldDetails(const Held& held);
+  ~HeldDetails();
+  HeldDetails(const HeldDetails&) = delete;
+  HeldDetails& operator=(const HeldDetails&) = delete;
+
+  bool empty() const { return words_.empty(); }
+  RedisModuleString** data() { return words_.data(); }
+  size_t size() const { return words_.size(); }
+
+ private:
+  void Add(std::string_view word);
+
+  std::vector<RedisModuleString*> words_;
+};
+
+// Writes a fact about the lock `key`: `emit` is called with a command's name, a format and its
+// arguments, as RedisModule_Replicate and RedisModule_EmitAOF take them.
 template <typename Emit>
-void EmitHeld(Emit emit, RedisModuleString* key, const Hold& hold) {
-  emit(kFactCommand, "csblll", kFactHeld.data(), key, hold.owner.bytes.data(),
-       hold.owner.bytes.size(), static_cast<long long>(hold.token.value),
-       static_cast<long long>(hold.since.time_since_epoch().count()),
-       static_cast<long long>(hold.end.time_since_epoch().count()));
+void EmitHeld(Emit emit, RedisModuleString* key, const Held& held) {
+  const Hold& hold = held.hold;
+  const auto token = static_cast<long long>(hold.token.value);
+  const auto since = static_cast<long long>(hold.since.time_since_epoch().count());
+  const auto end = static_cast<long long>(hold.end.time_since_epoch().count());
+  HeldDetails details(held);
+  if (details.empty()) {
+    emit(kFactCommand, "csblll", kFactHeld.data(), key, hold.owner.bytes.data(),
+         hold.owner.bytes.size(), token, since, end);
+  } else {
+    emit(kFactCommand, "csblllv", kFactHeld.data(), key, hold.owner.bytes.data(),
+         hold.owner.bytes.size(), token, since, end, details.data(), details.size());
+  }
+}
+
+template <typename Emit>
+void EmitEnded(Emit emit, RedisModuleString* key, const Ended& ended) {
+  emit(kFactCommand, "csb", kFactEnded.data(), key, ended.owner.bytes.data(),
+       ended.owner.bytes.size());
 }
 
 }  // namespace turnstile

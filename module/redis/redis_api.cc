@@ -55,4 +55,11 @@ Source SourceOf(RedisModuleCtx* ctx) {
   return (flags & REDISMODULE_CTX_FLAGS_SLAVE) != 0 ? Source::kReplica : Source::kCaller;
 }
 
+std::optional<uint64_t> ConnectionOf(RedisModuleCtx* ctx) {
+  const uint64_t id = RedisModule_GetClientId(ctx);
+  // Where there is no connection, the id is that of a client that nobody can look up.
+  if (RedisModule_GetClientInfoById(nullptr, id) != REDISMODULE_OK) return std::nullopt;
+  return id;
+}
+
 }  // namespace turnstile

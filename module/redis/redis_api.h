@@ -12,6 +12,7 @@
 #endif
 #include <redismodule.h>
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -51,6 +52,10 @@ enum class Source {
   kReplica,  // a client of a replica: only look, also when the replica is writable
 };
 Source SourceOf(RedisModuleCtx* ctx);
+
+// The connection that the running command came over; none inside scripts, functions and calls of
+// other modules.
+std::optional<uint64_t> ConnectionOf(RedisModuleCtx* ctx);
 
 }  // namespace turnstile
 

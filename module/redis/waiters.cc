@@ -13,29 +13,32 @@
 
 namespace turnstile {
 
-// A hold that was granted to a waiter whose client may not have heard of it.
+// Holds that were granted to a waiter whose client may not have heard of it.
 struct Waiters::Grant {
   int db;
-  std::string key;
+  std::vector<std::string> keys;
   std::string owner;
   Token token;
-  bool told = false;  // by another call
+  std::optional<Hold> upgraded;  // the shared hold that became this one; its owner is `owner`
+  bool told = false;             // by another call
 
   bool IsFor(LockName lock, Owner to) const {
-    return db == lock.db && key == lock.key && owner == to.bytes;
+    return db == lock.db && owner == to.bytes &&
+           std::find(keys.begin(), keys.end(), lock.key) != keys.end();
   }
 };
 
 // A blocked client. Lives from Park to OnFree.
 struct Waiters::Parked : WaitQueue::Waiter {
-  Parked(const AcquireRequest& request, FineInstant now, RedisModuleBlockedClient* blocked,
+  Parked(const AcquireRequest& request, FineInstant now, std::optional<uint64_t> session_client,
          RedisModuleString* user_name)
-      : Waiter(request.lease, ToInstant(now), std::chrono::ceil<Millis>(now + request.wait)),
-        client(blocked),
+      : Waiter(request, ToInstant(now), std::chrono::ceil<Millis>(now + request.wait)),
+        session(session_client),
         user(user_name) {}
   ~Parked() { RedisModule_FreeString(nullptr, user); }
 
-  RedisModuleBlockedClient* client;
+  RedisModuleBlockedClient* client = nullptr;
+  std::optional<uint64_t> session;  // the connection to bind the hold to
   RedisModuleString* user;
   Answer answer;
   std::unique_ptr<Grant> grant;
@@ -74,51 +77,100 @@ std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString
 
 }  // namespace
 
-int Waiters::Park(RedisModuleCtx* ctx, const LockKey& key, const AcquireRequest& request,
-                  FineInstant now) {
-  const LockName lock = key.lock_name();
-  const Place place = key.place();
-  const std::optional<Holder> holder = HolderOf(place, ToInstant(now));
-  WaitQueue::Waiter* older = queue_.FindWaiter(lock, request.owner);
-  if (older == nullptr) {
-    if (size() >= MaxWaiters()) return ReplyWaitLimit(ctx, MaxWaiters());
-    const std::optional<Owner> owner =
-        holder.has_value() ? std::optional(holder->owner) : std::nullopt;
-    const auto cycle = queue_.FindCycle(request.owner, lock, owner, ToInstant(now));
-    if (!cycle.empty()) return ReplyDeadlock(ctx, cycle);
-  }
-  if (place.plain.has_value()) FollowPlainLocks(ctx);
+Crowd Waiters::AheadOfNewcomer(LockName lock, const Place& place, const AcquireRequest& request,
+                               Instant now) {
+  const WaitQueue::Line* line = Find(lock);
+  return line == nullptr ? Crowd() : line->Ahead(IsUpgrade(place, request, now));
+}
 
-  RedisModuleBlockedClient* client =
-      RedisModule_BlockClient(ctx, OnReply, OnUnblocked, OnFree, /*timeout_ms=*/0);
-  RedisModule_SetDisconnectCallback(client, OnGone);
-  auto* parked = new Parked(request, now, client, RedisModule_GetCurrentUserName(ctx));
-  parked_.emplace(client, parked);
-  if (older == nullptr) {
-    queue_.Enter(*parked, lock, request.owner);
+int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const AcquireRequest& request,
+                  std::optional<uint64_t> session, FineInstant now) {
+  const Instant moment = ToInstant(now);
+  std::vector<LockName> locks;
+  for (size_t i = 0; i < keys.size(); ++i) locks.push_back(keys[i].lock_name());
+  const std::vector<WaitQueue::Waiter*> olders = queue_.FindWaiters(locks, request.owner);
+  if (olders.empty() && size() >= MaxWaiters()) return ReplyWaitLimit(ctx, MaxWaiters());
+
+  auto parked =
+      std::make_unique<Parked>(request, now, session, RedisModule_GetCurrentUserName(ctx));
+  if (olders.size() == 1 && WaitQueue::WaitsFor(*olders.front(), locks, request.mode)) {
+    WaitQueue::Waiter& older = *olders.front();
+    const bool asks_for_less_room = request.limit < older.request().limit;
+    queue_.TakeOver(*parked, older);
+    if (asks_for_less_room) {
+      const auto cycle = queue_.FindCycle(*parked, {}, moment);
+      if (!cycle.empty()) {
+        ReplyDeadlock(ctx, cycle);
+        queue_.TakeOver(older, *parked);
+        return REDISMODULE_OK;
+      }
+    }
   } else {
-    queue_.TakeOver(*parked, *older);
-    superseded_.push_back(static_cast<Parked*>(older)->client);
+    const bool may_close_cycle = queue_.MayBeWaitedFor(request.owner);
+    const bool upgrade = keys.size() == 1 && IsUpgrade(keys[0].place(), request, moment);
+    queue_.Enter(*parked, locks, request.owner, upgrade);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if (Find(locks[i])->size() == 1) LookAtHolders(locks[i], keys[i].place(), moment);
+    }
+    if (may_close_cycle) {
+      const auto cycle = queue_.FindCycle(*parked, olders, moment);
+      if (!cycle.empty()) {
+        ReplyDeadlock(ctx, cycle);
+        queue_.Leave(*parked);
+        return REDISMODULE_OK;
+      }
+    }
   }
-  HolderChanged(lock, holder);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (keys[i].place().plain.has_value()) FollowPlainLocks(ctx);
+  }
+  for (WaitQueue::Waiter* older : olders) {
+    superseded_.push_back(static_cast<Parked*>(older)->client);
+    if (older->in_line()) queue_.Leave(*older);
+  }
+  Parked* waits = parked.release();  // OnFree ends it
+  waits->client = RedisModule_BlockClient(ctx, OnReply, OnUnblocked, OnFree, /*timeout_ms=*/0);
+  RedisModule_SetDisconnectCallback(waits->client, OnGone);
+  parked_.emplace(waits->client, waits);
   return REDISMODULE_OK;
 }
 
-void Waiters::HolderChanged(LockName lock, const std::optional<Holder>& holder) {
+void Waiters::LockHeld(LockName name, const Lock& lock, const Hold& hold) {
   if (empty()) return;
-  if (holder.has_value()) {
-    queue_.SetHolder(lock, holder->owner, holder->end);
-  } else {
-    queue_.SetHolder(lock, std::nullopt, kMinInstant);
+  const auto company =
+      lock.size() == 1 ? WaitQueue::Company::kAlone : WaitQueue::Company::kWithOthers;
+  queue_.SetHolder(name, lock.mode(), hold.owner, hold.closes(), company, hold.linger);
+}
+
+void Waiters::HoldGone(LockName lock, Owner owner) {
+  if (!empty()) queue_.RemoveHolder(lock, owner);
+}
+
+void Waiters::LockGone(LockName lock) {
+  if (!empty()) queue_.ClearHolders(lock);
+}
+
+void Waiters::LookAtHolders(LockName lock, const Place& place, Instant now) {
+  for (const Holder& holder : HoldersOf(place, now)) {
+    queue_.SetHolder(lock, ModeOf(place), holder.owner, holder.until,
+                     WaitQueue::Company::kWithOthers, holder.linger);
   }
+}
+
+// Those who hold a lock are known from the facts about it. This is for what facts do not tell: a
+// plain lock that came before anybody listened, and a wall clock that was set back.
+void Waiters::LookAgain(LockName lock, const Place& place, Instant now) {
+  if (!place.plain.has_value() && Find(lock)->holders() == CountHolders(place, now)) return;
+  queue_.ClearHolders(lock);
+  LookAtHolders(lock, place, now);
 }
 
 void Waiters::KeyChanged(RedisModuleCtx* ctx, RedisModuleString* name) {
   const LockName lock{RedisModule_GetSelectedDb(ctx), ToView(name)};
   if (Find(lock) == nullptr) return;
   const LockKey key(ctx, name, LockKey::Access::kChange);
-  HolderChanged(lock, HolderOf(key.place(), ToInstant(WallNow())));
-  queue_.Wake(lock);
+  queue_.ClearHolders(lock);
+  LookAtHolders(lock, key.place(), ToInstant(WallNow()));
 }
 
 void Waiters::DatabaseChanged(RedisModuleCtx* ctx, std::optional<int> db) {
@@ -165,59 +217,97 @@ void Waiters::TimeOut(Instant now) {
   }
 }
 
-void Waiters::Settle(RedisModuleCtx* ctx, FineInstant now) {
+void Waiters::TakeBackUndelivered(RedisModuleCtx* ctx, Instant now) {
   for (const auto& grant : std::exchange(to_take_back_, {})) {
-    if (!grant->told) TakeBack(ctx, *grant, ToInstant(now));
+    if (!grant->told) TakeBack(ctx, *grant, now);
   }
+}
+
+void Waiters::Settle(RedisModuleCtx* ctx, FineInstant now) {
   while (WaitQueue::Line* line = queue_.FirstWoken(ToInstant(now))) SettleLine(ctx, *line, now);
 }
 
 // Grants the lock to those in front for as long as it can be granted.
 void Waiters::SettleLine(RedisModuleCtx* ctx, WaitQueue::Line& line, FineInstant now) {
   const ScopedName name(ctx, line.lock());
-  LockKey key(ctx, name.get(), LockKey::Access::kChange);
-  // The line itself goes with its last waiter: it is looked up again for each.
-  while (WaitQueue::Line* left = queue_.Find(name.lock())) {
-    auto& parked = static_cast<Parked&>(*left->first());
-    const AcquireRequest request = parked.request();
-    if (key.wrong_type()) {
-      Send(parked, std::string(REDISMODULE_ERRORMSG_WRONGTYPE));
-      continue;
-    }
-    const Place place = key.place();
-    const Decision decision = Decide(place, request, Ahead::kNobody, now, Tokens().Issuing(now));
-    if (decision.outcome == Outcome::kTokensUsedUp) {
-      Send(parked, std::string(kTokensUsedUpText));
-      continue;
-    }
-    if (!decision.change.has_value()) {
-      if (place.plain.has_value()) FollowPlainLocks(ctx);
-      HolderChanged(name.lock(), HolderOf(place, ToInstant(now)));
-      queue_.Settled(name.lock());
-      return;
-    }
-    if (auto refusal = RefusalOfGrant(ctx, parked.user, name.get()); refusal.has_value()) {
-      Send(parked, std::move(*refusal));
-      continue;
-    }
-    const Token token = std::get<Held>(*decision.change).hold.token;
-    parked.grant = std::make_unique<Grant>(Grant{.db = name.lock().db,
-                                                 .key = std::string(name.lock().key),
-                                                 .owner = std::string(request.owner.bytes),
-                                                 .token = token});
-    in_flight_.push_back(parked.grant.get());
-    CarryOut(ctx, key, *decision.change, Carrier::kDeferred);
-    Send(parked, token);
+  {
+    LockKey key(ctx, name.get(), LockKey::Access::kChange);
+    RemoveOverdue(ctx, key, ToInstant(now));
   }
+  queue_.Settle(line, [&](WaitQueue::Waiter& waiter, const Crowd& ahead) {
+    return Offer(ctx, static_cast<Parked&>(waiter), name.lock(), ahead, now);
+  });
+}
+
+WaitQueue::Offered Waiters::Offer(RedisModuleCtx* ctx, Parked& parked, LockName here,
+                                  const Crowd& ahead, FineInstant now) {
+  const Instant moment = ToInstant(now);
+  const AcquireRequest& request = parked.request();
+  std::vector<ScopedName> scoped;
+  std::vector<RedisModuleString*> names;
+  scoped.reserve(parked.size());
+  for (size_t i = 0; i < parked.size(); ++i) {
+    names.push_back(scoped.emplace_back(ctx, parked.lock(i)).get());
+  }
+  LockKeys keys(ctx, names.front(), std::span(names).subspan(1), LockKey::Access::kChange);
+  if (keys.any_wrong_type()) {
+    Send(parked, std::string(REDISMODULE_ERRORMSG_WRONGTYPE));
+    return WaitQueue::Offered::kLeft;
+  }
+
+  size_t index = 0;
+  size_t here_at = 0;
+  const Sites sites(keys, [&](const LockKey& /*key*/, const Place& place) {
+    if (place.plain.has_value()) FollowPlainLocks(ctx);
+    const size_t at = index++;
+    if (parked.lock(at) != here) return parked.AheadOf(at);
+    here_at = at;
+    return ahead;
+  });
+  const Site& site_here = sites.get()[here_at];
+  const Admission admission = Decide(sites.get(), request, now, Tokens().Issuing(now));
+  if (admission.busy()) {
+    if (!IsBlocked(site_here, request, moment)) return WaitQueue::Offered::kBlockedElsewhere;
+    LookAgain(here, site_here.place, moment);
+    return WaitQueue::Offered::kBlockedHere;
+  }
+  if (!admission.granted()) {
+    Send(parked, std::string(TextFor(admission.outcome)));
+    return WaitQueue::Offered::kLeft;
+  }
+  for (RedisModuleString* name : names) {
+    if (auto refusal = RefusalOfGrant(ctx, parked.user, name); refusal.has_value()) {
+      Send(parked, std::move(*refusal));
+      return WaitQueue::Offered::kLeft;
+    }
+  }
+
+  parked.grant = std::make_unique<Grant>(
+      Grant{.db = here.db,
+            .owner = std::string(request.owner.bytes),
+            .token = admission.token,
+            .upgraded = HoldToUpgrade(sites.get().front().place, request, moment)});
+  in_flight_.push_back(parked.grant.get());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    parked.grant->keys.emplace_back(parked.lock(i).key);
+    CarryOutGrant(ctx, keys[i], request, admission.token, moment, parked.session);
+  }
+  Send(parked, admission.token);
+  return WaitQueue::Offered::kLeft;
 }
 
 void Waiters::TakeBack(RedisModuleCtx* ctx, const Grant& grant, Instant now) {
-  const ScopedName name(ctx, LockName{grant.db, grant.key});
-  LockKey key(ctx, name.get(), LockKey::Access::kChange);
-  const Place place = key.place();
-  if (!IsCurrent(place, grant.token, now)) return;
-  const Decision decision = Decide(place, ReleaseRequest{Owner{grant.owner}}, now);
-  if (decision.change.has_value()) CarryOut(ctx, key, *decision.change, Carrier::kDeferred);
+  const Owner owner{grant.owner};
+  std::optional<Hold> upgraded = grant.upgraded;
+  if (upgraded.has_value()) upgraded->owner = owner;
+  for (const std::string& lock : grant.keys) {
+    const ScopedName name(ctx, LockName{grant.db, lock});
+    LockKey key(ctx, name.get(), LockKey::Access::kChange);
+    const Decision decision = DecideTakeBack(key.place(), owner, grant.token, upgraded, now);
+    if (decision.change.has_value()) {
+      CarryOut(ctx, key, *decision.change, now, Carrier::kNobody);
+    }
+  }
 }
 
 int Waiters::OnReply(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/) {

@@ -20,6 +20,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/decide.h"
 #include "core/lock.h"
 #include "core/wait_queue.h"
 #include "redis/lock_type.h"
@@ -35,11 +36,21 @@ class Waiters {
   // The line of a lock, or null.
   WaitQueue::Line* Find(LockName lock) { return empty() ? nullptr : queue_.Find(lock); }
 
-  // Lets the calling client wait for the lock in `key`, or answers why it may not.
-  int Park(RedisModuleCtx* ctx, const LockKey& key, const AcquireRequest& request, FineInstant now);
+  // Whom a newcomer to the lock would find before it.
+  Crowd AheadOfNewcomer(LockName lock, const Place& place, const AcquireRequest& request,
+                        Instant now);
 
-  // The lock was granted, renewed or freed.
-  void HolderChanged(LockName lock, const std::optional<Holder>& holder);
+  // Lets the calling client wait for the locks in `keys`, or answers why it may not. `session`: the
+  // connection to bind the hold to.
+  int Park(RedisModuleCtx* ctx, LockKeys& keys, const AcquireRequest& request,
+           std::optional<uint64_t> session, FineInstant now);
+
+  // `hold` is new in the lock, or renewed.
+  void LockHeld(LockName name, const Lock& lock, const Hold& hold);
+  // The owner's hold is over, and others are not.
+  void HoldGone(LockName lock, Owner owner);
+  // Nobody holds the lock any more.
+  void LockGone(LockName lock);
   // Somebody wrote to a key, which may be a lock with a line.
   void KeyChanged(RedisModuleCtx* ctx, RedisModuleString* name);
   // A whole database, or all of them, was emptied or exchanged.
@@ -52,7 +63,9 @@ class Waiters {
   // Answers those whose time is over or whose place was taken over. Writes nothing.
   void TimeOut(Instant now);
 
-  // Takes back what did not arrive, and hands over what is free. Only where this server may write.
+  // Takes back what did not arrive. Only where this server may write.
+  void TakeBackUndelivered(RedisModuleCtx* ctx, Instant now);
+  // Hands over what is free. Only where this server may write.
   void Settle(RedisModuleCtx* ctx, FineInstant now);
 
   // This server was demoted: what it owes is no longer its business.
@@ -69,7 +82,11 @@ class Waiters {
   Parked* FindParked(RedisModuleBlockedClient* client);
   void Send(Parked& parked, Answer answer);
   void LetGo(Parked& parked);
+  void LookAtHolders(LockName lock, const Place& place, Instant now);
+  void LookAgain(LockName lock, const Place& place, Instant now);
   void SettleLine(RedisModuleCtx* ctx, WaitQueue::Line& line, FineInstant now);
+  WaitQueue::Offered Offer(RedisModuleCtx* ctx, Parked& parked, LockName here, const Crowd& ahead,
+                           FineInstant now);
   void TakeBack(RedisModuleCtx* ctx, const Grant& grant, Instant now);
 
   // What the server calls back: to write the answer; at CLIENT UNBLOCK … TIMEOUT; at any other end

@@ -1,9 +1,9 @@
 // libFuzzer: every parser of the core on any arguments.
 //
 // Input: the first byte picks the separator, the second the longest lease; what follows, if there
-// is anything, is cut into arguments at the separator. More is checked than "no crash": an accepted
-// request is in its ranges and says the same when written in another way; a refusal is one
-// printable line.
+// is anything, is cut into arguments at the separator. They are parsed as they are and once more
+// behind a key. More is checked than "no crash": an accepted request is in its ranges and says the
+// same when written in another way; a refusal is one printable line.
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -51,6 +50,14 @@ std::string SwapCase(std::string_view text) {
   return swapped;
 }
 
+std::string Upper(std::string_view text) {
+  std::string upper(text);
+  for (char& c : upper) {
+    if (c >= 'a' && c <= 'z') c = static_cast<char>(c ^ 0x20);
+  }
+  return upper;
+}
+
 // The request, if there is one; what is not one must be a proper error.
 template <typename Request>
 const Request* Accepted(const Parsed<Request>& parsed) {
@@ -65,59 +72,116 @@ const Request* Accepted(const Parsed<Request>& parsed) {
   return std::get_if<Request>(&parsed);
 }
 
+// The same view, not only the same bytes: a request refers to its arguments.
+bool IsArgument(std::string_view view, std::string_view argument) {
+  return view.data() == argument.data() && view.size() == argument.size();
+}
+
 void CheckOwner(Owner owner, const Words& words) {
   Require(!owner.bytes.empty() && owner.bytes.size() <= kMaxOwnerBytes,
           "an owner has 1..256 bytes");
-  Require(owner.bytes.data() == words[0].data() && owner.bytes.size() == words[0].size(),
-          "the owner is the first argument");
+  Require(IsArgument(owner.bytes, words[1]), "the owner is the second argument");
 }
 
-template <typename Request>
-void CheckLeaseRequest(Parsed<Request> (*parse)(Args, const Limits&), const Words& words,
-                       const Limits& limits) {
-  const Parsed<Request> parsed = parse(words, limits);
+void CheckAlso(Keys also, const Words& words) {
+  Require(also.size() <= kMaxAlso, "no more keys than allowed");
+  if (also.empty()) return;
+  const auto first = std::find_if(words.begin(), words.end(), [&](std::string_view word) {
+    return IsArgument(also.front(), word);
+  });
+  Require(static_cast<size_t>(words.end() - first) >= also.size(), "keys are arguments");
+  std::vector<std::string_view> keys(also.begin(), also.end());
+  keys.push_back(words[0]);
+  std::sort(keys.begin(), keys.end());
+  Require(std::adjacent_find(keys.begin(), keys.end()) == keys.end(), "each key is named once");
+}
+
+// The options of a request, one spelling of many. Strings, because numbers are made here.
+using Option = std::vector<std::string>;
+
+Option AlsoOption(Keys also) {
+  Option option = {"also", std::to_string(also.size())};
+  option.insert(option.end(), also.begin(), also.end());
+  return option;
+}
+
+std::vector<Option> OptionsOf(const AcquireRequest& request) {
+  std::vector<Option> options = {{"px", std::to_string(request.lease.count())}};
+  if (request.wait > Millis{0}) options.push_back({"wait", std::to_string(request.wait.count())});
+  if (request.mode == Mode::kShared) options.push_back({"shared"});
+  if (request.mode == Mode::kLimit) options.push_back({"limit", std::to_string(request.limit)});
+  if (request.reentrant) options.push_back({"reentrant"});
+  if (request.session) options.push_back({"session"});
+  if (request.linger > Millis{0}) {
+    options.push_back({"linger", std::to_string(request.linger.count())});
+  }
+  if (!request.also.empty()) options.push_back(AlsoOption(request.also));
+  return options;
+}
+
+std::vector<Option> OptionsOf(const TouchRequest& request) {
+  std::vector<Option> options = {{"px", std::to_string(request.lease.count())}};
+  if (!request.also.empty()) options.push_back(AlsoOption(request.also));
+  return options;
+}
+
+std::vector<Option> OptionsOf(const ReleaseRequest& request) {
+  if (request.also.empty()) return {};
+  return {AlsoOption(request.also)};
+}
+
+void CheckRanges(const AcquireRequest& request, const Limits& limits) {
+  Require(request.lease >= Millis{1} && request.lease <= limits.max_lease, "a lease is in range");
+  Require(request.wait >= Millis{0} && request.wait <= kMaxWait, "a wait is in range");
+  Require(request.linger >= Millis{0} && request.linger <= limits.max_lease,
+          "a linger is in range");
+  Require(request.limit >= 1 && request.limit <= kMaxLimit, "a limit is in range");
+  Require(request.mode == Mode::kLimit ? !request.reentrant : request.limit == 1,
+          "a limit has its mode");
+}
+
+void CheckRanges(const TouchRequest& request, const Limits& limits) {
+  Require(request.lease >= Millis{1} && request.lease <= limits.max_lease, "a lease is in range");
+}
+
+void CheckRanges(const ReleaseRequest& /*request*/, const Limits& /*limits*/) {}
+
+// `parse` takes the words of a command and gives a request with an owner and other keys.
+template <typename Request, typename Parse>
+void CheckOwned(Parse parse, const Words& words, const Limits& limits) {
+  const Parsed<Request> parsed = parse(words);
   const Request* request = Accepted(parsed);
   if (request == nullptr) return;
   CheckOwner(request->owner, words);
-  Require(request->lease >= Millis{1} && request->lease <= limits.max_lease, "a lease is in range");
-  constexpr bool kMayWait = std::is_same_v<Request, AcquireRequest>;
-  Require(words.size() == 3 || (kMayWait && words.size() == 5), "an owner, options with a value");
+  CheckAlso(request->also, words);
+  CheckRanges(*request, limits);
 
-  const std::string millis = std::to_string(request->lease.count());
-  std::vector<std::string> options;
-  for (size_t i = 1; i < words.size(); i += 2) options.push_back(SwapCase(words[i]));
-  Words swapped = words;
-  for (size_t i = 0; i < options.size(); ++i) swapped[2 * i + 1] = options[i];
-  for (const Words& same : {Words{words[0], "PX", millis}, swapped}) {
-    const Parsed<Request> again = parse(same, limits);
+  const std::vector<Option> options = OptionsOf(*request);
+  for (const bool backwards : {false, true}) {
+    std::vector<Option> order = options;
+    if (backwards) std::reverse(order.begin(), order.end());
+    Words same = {words[0], words[1]};
+    for (const Option& option : order) same.insert(same.end(), option.begin(), option.end());
+    const Parsed<Request> again = parse(same);
     const Request* equal = Accepted(again);
-    Require(equal != nullptr && equal->owner == request->owner && equal->lease == request->lease,
+    Require(equal != nullptr && equal->owner == request->owner && OptionsOf(*equal) == options,
             "another spelling means the same");
   }
-  for (const std::string_view option_again : {"PX", "EX"}) {
+  for (const Option& option : options) {
     Words twice = words;
-    twice.push_back(option_again);
-    twice.push_back("1");
-    Require(Accepted(parse(twice, limits)) == nullptr, "a lease is given once");
+    twice.insert(twice.end(), option.begin(), option.end());
+    Require(Accepted(parse(twice)) == nullptr, "an option is given once");
   }
-}
-
-void CheckRelease(const Words& words) {
-  const auto parsed = ParseRelease(words);
-  const ReleaseRequest* request = Accepted(parsed);
-  const bool valid = words.size() == 1 && !words[0].empty() && words[0].size() <= kMaxOwnerBytes;
-  Require((request != nullptr) == valid, "a release is one owner");
-  if (request != nullptr) CheckOwner(request->owner, words);
 }
 
 void CheckFence(const Words& words) {
   const auto parsed = ParseFence(words);
   const FenceRequest* request = Accepted(parsed);
-  if (words.empty()) Require(request != nullptr && !request->token.has_value(), "a bare fence");
-  if (words.empty() || request == nullptr) return;
-  Require(words.size() == 1 && request->token.has_value(), "one argument is a token");
+  if (words.size() == 1) Require(request != nullptr && !request->token.has_value(), "a bare fence");
+  if (words.size() == 1 || request == nullptr) return;
+  Require(words.size() == 2 && request->token.has_value(), "a second argument is a token");
   Require(*request->token >= kMinToken && *request->token <= kMaxToken, "a token is in range");
-  Require(std::to_string(request->token->value) == words[0], "a number has one spelling");
+  Require(std::to_string(request->token->value) == words[1], "a number has one spelling");
 }
 
 void CheckFact(const Words& words) {
@@ -125,27 +189,44 @@ void CheckFact(const Words& words) {
   const Fact* fact = Accepted(parsed);
   if (fact == nullptr) return;
   std::vector<std::string> spelled;
+  std::vector<size_t> keywords = {0};
   if (const auto* floor = std::get_if<FloorFact>(fact)) {
     Require(floor->token >= kMinToken && floor->token <= kMaxToken, "a floor is in range");
     spelled = {"FLOOR", std::to_string(floor->token.value)};
+  } else if (const auto* ended = std::get_if<EndedFact>(fact)) {
+    spelled = {"ENDED", std::string(ended->key), std::string(ended->ended.owner.bytes)};
+    Require(!spelled[2].empty() && spelled[2].size() <= kMaxOwnerBytes, "an owner has its size");
   } else {
-    const auto& held = std::get<HeldFact>(*fact);
-    const Hold hold = held.held.hold;
+    const auto& [key, held] = std::get<HeldFact>(*fact);
+    const Hold& hold = held.hold;
     Require(IsWellFormed(hold), "a held fact is well-formed");
     spelled = {"HELD",
-               std::string(held.key),
+               std::string(key),
                std::string(hold.owner.bytes),
                std::to_string(hold.token.value),
                std::to_string(hold.since.time_since_epoch().count()),
                std::to_string(hold.end.time_since_epoch().count())};
+    const auto detail = [&](std::string_view word) {
+      keywords.push_back(spelled.size());
+      spelled.emplace_back(word);
+    };
+    if (held.mode != Mode::kExclusive) detail(WordFor(held.mode));
+    if (hold.count != 1) {
+      detail(kCountWord);
+      spelled.push_back(std::to_string(hold.count));
+    }
+    if (hold.linger != Millis{0}) {
+      detail(kLingerWord);
+      spelled.push_back(std::to_string(hold.linger.count()));
+    }
   }
-  // But for the case of its first word a fact has one spelling.
+  // But for the case of its keywords a fact has one spelling.
   Require(spelled.size() == words.size(), "a fact has so many words");
-  Require(spelled[0] == words[0] ||
-              std::equal(words[0].begin(), words[0].end(), spelled[0].begin(), spelled[0].end(),
-                         [](char a, char b) { return (a & ~0x20) == b; }),
-          "a fact begins with its name");
-  Require(std::equal(words.begin() + 1, words.end(), spelled.begin() + 1), "a fact says it all");
+  for (size_t i = 0; i < words.size(); ++i) {
+    const bool keyword = std::find(keywords.begin(), keywords.end(), i) != keywords.end();
+    Require(words[i] == spelled[i] || (keyword && Upper(words[i]) == spelled[i]),
+            "a fact says it all");
+  }
 }
 
 void CheckPieces(std::string_view word) {
@@ -168,10 +249,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Limits limits{.max_lease = Millis{kMaxLeases.at(data[1] % kMaxLeases.size())}};
   const Words words = size == 2 ? Words{} : Split(bytes.substr(2), bytes[0]);
 
-  CheckLeaseRequest<AcquireRequest>(ParseAcquire, words, limits);
-  CheckLeaseRequest<TouchRequest>(ParseTouch, words, limits);
-  CheckRelease(words);
-  CheckFence(words);
+  Words behind_a_key = {"key"};
+  behind_a_key.insert(behind_a_key.end(), words.begin(), words.end());
+  for (const Words& command : {words, behind_a_key}) {
+    CheckOwned<AcquireRequest>([&](Args args) { return ParseAcquire(args, limits); }, command,
+                               limits);
+    CheckOwned<TouchRequest>([&](Args args) { return ParseTouch(args, limits); }, command, limits);
+    CheckOwned<ReleaseRequest>([](Args args) { return ParseRelease(args); }, command, limits);
+    CheckFence(command);
+  }
   CheckFact(words);
   for (const std::string_view word : words) CheckPieces(word);
   return 0;

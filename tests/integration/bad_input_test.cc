@@ -24,8 +24,8 @@ class BadInputTest : public SharedServerTest<BadInputTest> {
     token_ = MustAcquire(client_, "job", "alice");
   }
 
-  // The request is refused, in both protocols, with an error that begins so; and no key, no TTL
-  // and no replica learns of it.
+  // The request is refused, in both protocols, with an error that begins so; no key, no TTL and no
+  // replica learns of it, and nobody waits.
   void ExpectRefused(const Command& command, std::string_view error) {
     SCOPED_TRACE(Shown(command));
     stream_.Until(client_);
@@ -58,9 +58,13 @@ class BadInputTest : public SharedServerTest<BadInputTest> {
     return text + "(" + std::to_string(command.size()) + " arguments)";
   }
 
-  // Everything there is: keys, values and ends.
+  // Everything there is: keys, values and ends, and who waits.
   std::vector<Reply> State() {
-    std::vector<Reply> state = {client_.Do("DEBUG", "DIGEST")};
+    std::vector<Reply> state = {
+        client_.Do("DEBUG", "DIGEST"),
+        Reply::Str(InfoField(client_, "turnstile", "turnstile_waiters")),
+        Reply::Str(InfoField(client_, "turnstile", "turnstile_last_token")),
+    };
     std::vector<std::string> keys = client_.Do("KEYS", "*").Texts();
     std::sort(keys.begin(), keys.end());
     for (const std::string& key : keys) {
@@ -177,32 +181,247 @@ TEST_F(BadInputTest, OptionsThatDoNotGoTogether) {
   ExpectRefused({"LOCK.FENCE", "job", "1", "2"}, "ERR syntax error at \"2\"");
 }
 
-// Options of SET, and options of ours that do not exist yet, must not be taken for something else.
+// Options of SET, options of ours that do not exist yet, and options of other commands must not be
+// taken for something else.
 TEST_F(BadInputTest, UnknownOptions) {
-  const Commands options = {
-      {"SHARED"},     {"LIMIT", "2"},     {"REENTRANT"}, {"SESSION"}, {"LINGER", "10"},
-      {"FLOOR", "1"}, {"ALSO", "1", "x"}, {"NX"},        {"XX"},      {"GET"},
-      {"KEEPTTL"},    {"PXAT", "1"},      {"EXAT", "1"}, {"P"},       {"PXX"},
-      {""},           {"THEN", "PING"}};
-  for (const Command& option : options) {
-    const std::string error = "ERR syntax error at \"" + option[0] + "\": expected ";
-    for (const char* name : {"LOCK.ACQUIRE", "LOCK.TOUCH"}) {
-      Command after = {name, "job", "alice", "PX", "60000"};
-      after.insert(after.end(), option.begin(), option.end());
-      ExpectRefused(after, error);
-      Command before = {name, "job", "alice"};
-      before.insert(before.end(), option.begin(), option.end());
-      before.insert(before.end(), {"PX", "60000"});
-      ExpectRefused(before, error);
-    }
-    Command release = {"LOCK.RELEASE", "job", "alice"};
-    release.insert(release.end(), option.begin(), option.end());
-    ExpectRefused(release, error);
-    Command fence = {"LOCK.FENCE", "job", std::to_string(token_)};
-    fence.insert(fence.end(), option.begin(), option.end());
-    ExpectRefused(fence, error);
+  const std::string also = "ALSO numkeys key [key ...]";
+  const std::string more = "WAIT ms, SHARED, LIMIT n, REENTRANT, SESSION, LINGER ms or " + also;
+  const std::vector<Command> modes = {{"SHARED"},  {"LIMIT", "2"},   {"REENTRANT"},
+                                      {"SESSION"}, {"LINGER", "10"}, {"WAIT", "10"}};
+  const Commands unknown = {{"FLOOR", "1"}, {"NX"},        {"XX"},           {"GET"},
+                            {"KEEPTTL"},    {"PXAT", "1"}, {"EXAT", "1"},    {"P"},
+                            {"PXX"},        {""},          {"THEN", "PING"}, {"SHAREDX"},
+                            {"LIMIT=2"},    {"EXCLUSIVE"}, {"NUMKEYS", "1"}, {"ALSO\0"s, "1", "x"}};
+  const auto refused = [&](Command command, const Command& option, const Command& end,
+                           const std::string& expected) {
+    command.insert(command.end(), option.begin(), option.end());
+    command.insert(command.end(), end.begin(), end.end());
+    const std::string shown = option[0] == "ALSO\0"s ? R"(ALSO\x00)" : option[0];
+    ExpectRefused(command, "ERR syntax error at \"" + shown + "\": expected " + expected);
+  };
+  const Command lease = {"PX", "60000"};
+  const Command acquire = {"LOCK.ACQUIRE", "job", "alice"};
+  const Command touch = {"LOCK.TOUCH", "job", "alice"};
+  const Command release = {"LOCK.RELEASE", "job", "alice"};
+  const Command fence = {"LOCK.FENCE", "job", std::to_string(token_)};
+  for (const Command& option : unknown) {
+    refused(acquire, option, lease, "PX ms, EX s, " + more);
+    refused({"LOCK.ACQUIRE", "job", "alice", "PX", "60000"}, option, {}, more);
+  }
+  Commands of_acquire = unknown;
+  of_acquire.insert(of_acquire.end(), modes.begin(), modes.end());
+  for (const Command& option : of_acquire) {
+    refused(touch, option, lease, "PX ms, EX s or " + also);
+    refused({"LOCK.TOUCH", "job", "alice", "PX", "60000"}, option, {}, also);
+    refused(release, option, {}, also);
+    refused({"LOCK.RELEASE", "job", "alice", "ALSO", "1", "x"}, option, {}, "nothing more");
+  }
+  Commands of_all = of_acquire;
+  of_all.push_back({"ALSO", "1", "x"});
+  for (const Command& option : of_all) {
+    refused(fence, option, {}, "nothing more");
   }
   ExpectRefused({"LOCK.FENCE", "job", "THEN", "PING"}, "ERR the token must be ");
+
+  // What was given is not offered again.
+  const Commands given = {{"WAIT", "1"}, {"SHARED"},      {"LIMIT", "2"},     {"REENTRANT"},
+                          {"SESSION"},   {"LINGER", "1"}, {"ALSO", "1", "x"}, lease};
+  const std::vector<std::string> offered = {
+      "PX ms", "EX s", "WAIT ms", "SHARED", "LIMIT n", "REENTRANT", "SESSION", "LINGER ms", also};
+  const std::vector<std::vector<std::string>> taken = {
+      {"WAIT ms"},   {"SHARED", "LIMIT n"}, {"SHARED", "LIMIT n"},
+      {"REENTRANT"}, {"SESSION"},           {"LINGER ms"},
+      {also},        {"PX ms", "EX s"}};
+  for (size_t i = 0; i < given.size(); i++) {
+    Command command = acquire;
+    command.insert(command.end(), given[i].begin(), given[i].end());
+    command.insert(command.end(), {"NONSENSE", "NONSENSE"});
+    std::string expected;
+    for (const std::string& option : offered) {
+      if (std::count(taken[i].begin(), taken[i].end(), option) != 0) continue;
+      const bool last = option == also || (option == "LINGER ms" && taken[i][0] == also);
+      expected += (expected.empty() ? "" : last ? " or " : ", ") + option;
+    }
+    ExpectRefused(command, "ERR syntax error at \"NONSENSE\": expected " + expected);
+  }
+}
+
+// --- Modes ------------------------------------------------------------------------------------
+
+// Of another lock, which is free, and of "job", for which one could wait.
+TEST_F(BadInputTest, NumbersOfModes) {
+  for (const std::string& key : {"free"s, "job"s}) {
+    const Command start = {"LOCK.ACQUIRE", key, "bob", "PX", "60000", "WAIT", "60000"};
+    const auto refused = [&](const Command& option, const std::string& error) {
+      Command command = start;
+      command.insert(command.end(), option.begin(), option.end());
+      ExpectRefused(command, error);
+    };
+    const std::string limit = "ERR LIMIT must be a whole number from 1 to 100000 in plain digits, ";
+    const std::string linger =
+        "ERR LINGER must be a whole number from 0 to 86400000 in plain digits, not ";
+    const std::string also = "ERR ALSO must be a whole number from 1 to 64 in plain digits, not ";
+    for (const std::string& number : kNoNumbers) {
+      refused({"LIMIT", number}, limit + "not \"");
+      refused({"ALSO", number, "x"}, also + "\"");
+      if (number != "0") refused({"LINGER", number}, linger + "\"");
+    }
+    for (const char* number : {"100001", "1000000000", "4294967297", "9223372036854775807"}) {
+      refused({"LIMIT", number}, limit);
+    }
+    for (const char* number : {"86400001", "9223372036854775807"}) {
+      refused({"LINGER", number}, linger);
+    }
+    for (const char* number : {"65", "10000", "9223372036854775807"}) {
+      refused({"ALSO", number, "x"}, also);
+    }
+    refused({"LIMIT"}, "ERR syntax error: the number after LIMIT is missing");
+    refused({"LINGER"}, "ERR syntax error: the number after LINGER is missing");
+    refused({"ALSO"}, "ERR syntax error: the number after ALSO is missing");
+  }
+}
+
+TEST_F(BadInputTest, ALingerIsNoLongerThanALease) {
+  EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.max-lease-ms", 5000), Reply::Ok());
+  ExpectRefused({"LOCK.ACQUIRE", "free", "bob", "PX", "5000", "LINGER", "5001"},
+                "ERR LINGER must be a whole number from 0 to 5000 in plain digits, not \"5001\"");
+  EXPECT_TRUE(client_.Do("LOCK.ACQUIRE", "free", "bob", "PX", 5000, "LINGER", 5000).IsInteger());
+  EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.max-lease-ms", 86400000), Reply::Ok());
+}
+
+TEST_F(BadInputTest, ModesThatDoNotGoTogether) {
+  for (const std::string& key : {"free"s, "job"s}) {
+    const auto refused = [&](const Command& options, const std::string& error) {
+      Command command = {"LOCK.ACQUIRE", key, "bob", "PX", "60000", "WAIT", "60000"};
+      command.insert(command.end(), options.begin(), options.end());
+      ExpectRefused(command, "ERR syntax error: " + error);
+    };
+    const std::string mode = "the mode is given twice, give SHARED or LIMIT once";
+    refused({"SHARED", "LIMIT", "2"}, mode);
+    refused({"LIMIT", "2", "SHARED"}, mode);
+    refused({"LIMIT", "2", "LIMIT", "2"}, mode);
+    refused({"shared", "Shared"}, mode);
+    const std::string permit = "REENTRANT does not go with LIMIT, an owner has one permit";
+    refused({"LIMIT", "2", "REENTRANT"}, permit);
+    refused({"REENTRANT", "SESSION", "LIMIT", "2"}, permit);
+    refused({"REENTRANT", "REENTRANT"}, "REENTRANT is given twice");
+    refused({"SESSION", "SHARED", "SESSION"}, "SESSION is given twice");
+    refused({"LINGER", "1", "LINGER", "1"}, "LINGER is given twice");
+    refused({"LINGER", "0", "LINGER", "1"}, "LINGER is given twice");
+    refused({"WAIT", "0"}, "WAIT is given twice");
+    refused({"ALSO", "1", "x", "ALSO", "1", "y"}, "ALSO is given twice");
+  }
+}
+
+// The three commands that take more keys, each about a lock that is free and about alice's.
+Commands WithMoreKeys() {
+  Commands starts;
+  for (const char* key : {"job", "free"}) {
+    starts.push_back({"LOCK.ACQUIRE", key, "alice", "PX", "60000", "WAIT", "60000"});
+    starts.push_back({"LOCK.RELEASE", key, "alice"});
+    starts.push_back({"LOCK.TOUCH", key, "alice", "PX", "60000"});
+  }
+  return starts;
+}
+
+TEST_F(BadInputTest, MoreKeys) {
+  client_.Do("RPUSH", "list", "alice");
+  for (const Command& start : WithMoreKeys()) {
+    const auto refused = [&](const Command& also, const std::string& error) {
+      Command command = start;
+      command.insert(command.end(), also.begin(), also.end());
+      ExpectRefused(command, error);
+    };
+    const std::string range = "ERR ALSO must be a whole number from 1 to 64 in plain digits, not ";
+    refused({"ALSO", "0"}, range + "\"0\"");
+    refused({"ALSO", "0", "x"}, range + "\"0\"");
+    refused({"ALSO", "x", "y"}, range + "\"x\"");
+    refused({"ALSO", "1"},
+            "ERR syntax error: ALSO announces 1 more keys, but only 0 arguments follow");
+    refused({"ALSO", "3", "x", "y"},
+            "ERR syntax error: ALSO announces 3 more keys, but only 2 arguments follow");
+    refused({"ALSO", "64", "x"},
+            "ERR syntax error: ALSO announces 64 more keys, but only 1 arguments follow");
+    refused({"ALSO", "1", "x", "y"}, "ERR syntax error at \"y\": expected ");
+    refused({"ALSO", "1", "x", "ALSO", "1", "y"}, "ERR syntax error: ALSO is given twice");
+
+    for (const size_t count : {size_t{65}, size_t{10000}}) {
+      Command many = {"ALSO", std::to_string(count)};
+      for (size_t i = 0; i < count; i++) many.push_back("key " + std::to_string(i));
+      refused(many, range + "\"" + std::to_string(count) + "\"");
+    }
+
+    const std::string twice = " is named twice, name each lock once";
+    refused({"ALSO", "1", start[1]}, "ERR the key \"" + start[1] + "\"" + twice);
+    refused({"ALSO", "2", "x", start[1]}, "ERR the key \"" + start[1] + "\"" + twice);
+    refused({"ALSO", "2", "x", "x"}, "ERR the key \"x\"" + twice);
+    refused({"ALSO", "3", "", "x", ""}, "ERR the key \"\"" + twice);
+    refused({"ALSO", "3", "x\n", "x", "x\n"}, R"(ERR the key "x\x0a")" + twice);
+    Command all = {"ALSO", "64"};
+    for (int i = 0; i < 63; i++) all.push_back("key " + std::to_string(i));
+    all.push_back("key 0");
+    refused(all, "ERR the key \"key 0\"" + twice);
+
+    // One key of another type, wherever it stands, and nothing happens to the others.
+    const std::string wrong = "WRONGTYPE Operation against a key holding the wrong kind of value";
+    refused({"ALSO", "1", "list"}, wrong);
+    refused({"ALSO", "3", "x", "list", "y"}, wrong);
+  }
+  for (const char* name : {"LOCK.ACQUIRE", "LOCK.TOUCH"}) {
+    ExpectRefused({name, "list", "alice", "PX", "60000", "ALSO", "1", "job"}, "WRONGTYPE");
+  }
+  ExpectRefused({"LOCK.RELEASE", "list", "alice", "ALSO", "1", "job"}, "WRONGTYPE");
+}
+
+// Requests that are right in themselves, but not for what their owner holds.
+TEST_F(BadInputTest, WhatTheOwnerHoldsForbidsIt) {
+  for (const char* key : {"shared", "shared too"}) {
+    EXPECT_TRUE(client_.Do("LOCK.ACQUIRE", key, "alice", "PX", kMinute, "SHARED").IsInteger());
+  }
+  EXPECT_TRUE(
+      client_.Do("LOCK.ACQUIRE", "pair", "alice", "PX", kMinute, "SHARED", "ALSO", 1, "pair too")
+          .IsInteger());
+  EXPECT_TRUE(client_.Do("LOCK.ACQUIRE", "limit", "alice", "PX", kMinute, "LIMIT", 2).IsInteger());
+  const auto refused = [&](const std::string& key, const Command& options,
+                           const std::string& error) {
+    Command command = {"LOCK.ACQUIRE", key, "alice", "PX", "60000", "WAIT", "60000"};
+    command.insert(command.end(), options.begin(), options.end());
+    ExpectRefused(command, error);
+  };
+  const std::string other = "ERR this owner holds the lock in another mode: release it first";
+  refused("job", {"LIMIT", "2"}, other);
+  refused("shared", {"LIMIT", "2"}, other);
+  refused("limit", {}, other);
+  refused("limit", {"SHARED"}, other);
+  const std::string some = "ERR this owner holds some of these locks, but not all";
+  refused("job", {"ALSO", "1", "free"}, some);
+  refused("free", {"ALSO", "2", "free too", "job"}, some);
+  const std::string apart = "ERR this owner holds these locks under different tokens";
+  refused("shared", {"SHARED", "ALSO", "1", "shared too"}, apart);
+  refused("pair", {"SHARED", "ALSO", "2", "pair too", "shared"}, apart);
+  refused("pair", {"ALSO", "1", "pair too"},
+          "ERR ALSO cannot turn shared holds into exclusive ones");
+}
+
+// There is no connection in a script or a function, to whose end a hold could be bound.
+TEST_F(BadInputTest, SessionsInScriptsAndFunctions) {
+  const std::string library = R"(#!lua name=sessions
+    redis.register_function('session', function(keys)
+      return redis.call('LOCK.ACQUIRE', keys[1], 'alice', 'PX', 60000, 'SESSION')
+    end))";
+  EXPECT_EQ(client_.Do("FUNCTION", "LOAD", "REPLACE", library), Reply::Str("sessions"));
+  const std::string script =
+      "return redis.call('LOCK.ACQUIRE', KEYS[1], 'alice', 'PX', 60000, 'SESSION')";
+  for (const char* key : {"job", "free"}) {
+    const std::string error = "ERR SESSION needs a connection, and inside scripts and functions ";
+    ExpectRefused({"EVAL", script, "1", key}, error);
+    ExpectRefused({"FCALL", "session", "1", key}, error);
+    // Also by a call whose error the script answers itself.
+    ExpectRefused({"EVAL", "return redis.pcall(unpack(ARGV))", "1", key, "LOCK.ACQUIRE", key, "bob",
+                   "PX", "60000", "SESSION", "SHARED", "WAIT", "60000"},
+                  error);
+  }
+  EXPECT_EQ(client_.Do("FUNCTION", "DELETE", "sessions"), Reply::Ok());
 }
 
 // The bytes of a request come back in errors only where they cannot do harm.
@@ -248,6 +467,14 @@ TEST_F(BadInputTest, HugeRequests) {
   }
   ExpectRefused(Command(300000, "LOCK.INFO"), "ERR wrong number of arguments");
   ExpectRefused(Command(300000, "LOCK.HELP"), "ERR wrong number of arguments");
+}
+
+TEST_F(BadInputTest, HugeNumbersOfKeys) {
+  for (Command command : WithMoreKeys()) {
+    command.insert(command.end(), {"ALSO", "299990"});
+    command.resize(300000, "x");
+    ExpectRefused(command, "ERR ALSO must be a whole number from 1 to 64");
+  }
 }
 
 TEST_F(BadInputTest, KeysOfOtherTypes) {

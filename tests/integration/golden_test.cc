@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -16,98 +18,209 @@
 namespace turnstile::testing {
 namespace {
 
-struct GoldenLock {
-  int db;
-  std::string key;
+struct GoldenHold {
   std::string owner;
   int64_t token;
   int64_t since;
   int64_t end;
+  int64_t linger = 0;
+  int64_t count = 1;
 };
 
-// The table in tests/golden/README.md.
-std::vector<GoldenLock> GoldenLocks() {
-  return {{0, "golden:job", "golden-owner", 1700000000000001, 1700000000000, 7258118400000},
-          {0, "golden:long", std::string(256, 'o'), 1700000000000002, 1700000000123, 7258118400123},
-          {3, "golden:elsewhere", "x", 1, 0, 9007199254740991}};
+struct GoldenLock {
+  int db;
+  std::string key;
+  std::string mode;
+  std::vector<GoldenHold> holds;  // in the order of their tokens
+};
+
+// What was kept of one encoding version.
+struct GoldenVersion {
+  std::string name;
+  std::string dumps;  // the file
+  std::vector<GoldenLock> locks;
+};
+
+// The tables in tests/golden/README.md.
+GoldenLock GoldenJob() {
+  return {0,
+          "golden:job",
+          "exclusive",
+          {{"golden-owner", 1700000000000001, 1700000000000, 7258118400000}}};
 }
 
-// The text of the DUMP, without its comments, as bytes.
-std::string GoldenDump() {
-  std::string bytes;
-  for (const std::string& line : ReadSource("tests/golden/v1-lock.dump.hex")) {
+GoldenLock GoldenLong() {
+  return {0,
+          "golden:long",
+          "exclusive",
+          {{std::string(256, 'o'), 1700000000000002, 1700000000123, 7258118400123}}};
+}
+
+GoldenVersion VersionOne() {
+  return {"v1",
+          "v1-lock.dump.hex",
+          {GoldenJob(),
+           GoldenLong(),
+           {3, "golden:elsewhere", "exclusive", {{"x", 1, 0, 9007199254740991}}}}};
+}
+
+GoldenVersion VersionTwo() {
+  const GoldenLock shared = {
+      0,
+      "golden:shared",
+      "shared",
+      {{"reader-c", 1700000000000004, 1700000000004, 7258118400004},
+       {"reader-a", 1700000000000006, 1700000000006, 7258118400006, 60000, 2},
+       {"reader-b", 1700000000000007, 1700000000007, 7258118400007}}};
+  const GoldenLock limit = {0,
+                            "golden:limit",
+                            "limit",
+                            {{"worker-2", 1700000000000008, 1700000000008, 7258118400008},
+                             {"worker-1", 1700000000000009, 1700000000009, 7258118400009, 1}}};
+  const GoldenLock counted = {
+      0,
+      "golden:counted",
+      "exclusive",
+      {{"golden-owner", 1700000000000010, 1700000000010, 7258118400010, 5000, 3}}};
+  const GoldenLock elsewhere = {3,
+                                "golden:elsewhere",
+                                "exclusive",
+                                {{"x", 1, 0, 9007199254740991, 9007199254740991, 4294967295}}};
+  return {
+      "v2", "v2-locks.dump.hex", {GoldenJob(), GoldenLong(), shared, limit, counted, elsewhere}};
+}
+
+// The texts of the DUMPs in a file, without its comments, as bytes. The only one of version 1
+// stands below no key: it is golden:job's.
+std::map<std::string, std::string> GoldenDumps(const std::string& file) {
+  std::map<std::string, std::string> dumps;
+  std::string key = "golden:job";
+  for (const std::string& line : ReadSource("tests/golden/" + file)) {
     if (line.starts_with("#")) continue;
+    if (line.starts_with("golden:")) {
+      key = line;
+      continue;
+    }
     for (size_t i = 0; i + 1 < line.size(); i += 2) {
-      bytes += static_cast<char>(std::stoi(line.substr(i, 2), nullptr, 16));
+      dumps[key] += static_cast<char>(std::stoi(line.substr(i, 2), nullptr, 16));
     }
   }
-  return bytes;
+  return dumps;
 }
 
 void ExpectHeld(Client& client, const GoldenLock& lock) {
   SCOPED_TRACE(lock.key);
   EXPECT_EQ(client.Do("SELECT", lock.db), Reply::Ok());
   EXPECT_EQ(client.Do("TYPE", lock.key), Reply::Status("turnstile"));
-  EXPECT_EQ(EndOf(client, lock.key), lock.end);
+  int64_t closes = 0;
+  for (const GoldenHold& hold : lock.holds) closes = std::max(closes, hold.end + hold.linger);
+  EXPECT_EQ(EndOf(client, lock.key), closes);
   const int64_t before = ServerNow(client);
   const Reply info = client.Do("LOCK.INFO", lock.key);
   const int64_t after = ServerNow(client);
   ASSERT_TRUE(info.IsArray()) << info;
-  EXPECT_EQ(info.Field("mode"), Reply::Str("exclusive"));
-  ASSERT_EQ(info.Field("holders").elements.size(), 1U);
-  const Reply holder = info.Field("holders").elements.at(0);
-  EXPECT_EQ(holder.Field("owner"), Reply::Str(lock.owner));
-  EXPECT_EQ(holder.Field("token"), Reply::Int(lock.token));
-  EXPECT_GE(holder.Field("held-ms").integer, before - lock.since);
-  EXPECT_LE(holder.Field("held-ms").integer, after - lock.since);
-  EXPECT_GE(holder.Field("lease-left-ms").integer, lock.end - after);
-  EXPECT_LE(holder.Field("lease-left-ms").integer, lock.end - before);
-  EXPECT_EQ(holder.Field("count"), Reply::Int(1));
-  EXPECT_EQ(holder.Field("session"), Reply::Int(0));
+  EXPECT_EQ(info.Field("mode"), Reply::Str(lock.mode));
+  const std::vector<Reply> holders = info.Field("holders").elements;
+  ASSERT_EQ(holders.size(), lock.holds.size()) << info;
+  for (size_t i = 0; i < holders.size(); i++) {
+    const GoldenHold& hold = lock.holds[i];
+    const Reply& holder = holders[i];
+    EXPECT_EQ(holder.Field("owner"), Reply::Str(hold.owner));
+    EXPECT_EQ(holder.Field("token"), Reply::Int(hold.token));
+    EXPECT_GE(holder.Field("held-ms").integer, before - hold.since);
+    EXPECT_LE(holder.Field("held-ms").integer, after - hold.since);
+    EXPECT_GE(holder.Field("lease-left-ms").integer, hold.end - after);
+    EXPECT_LE(holder.Field("lease-left-ms").integer, hold.end - before);
+    EXPECT_EQ(holder.Field("count"), Reply::Int(hold.count));
+    EXPECT_EQ(holder.Field("session"), Reply::Int(0));
+    EXPECT_EQ(holder.Field("linger-ms"), Reply::Int(hold.linger));
+  }
+}
+
+// Strangers are kept out, and every holder prolongs and gives up what it holds.
+void ExpectUsable(Client& client, const GoldenLock& lock) {
+  SCOPED_TRACE(lock.key);
+  EXPECT_EQ(client.Do("LOCK.ACQUIRE", lock.key, "stranger", "PX", 1), Reply::Nil());
+  for (const GoldenHold& hold : lock.holds) {
+    EXPECT_EQ(client.Do("LOCK.FENCE", lock.key, hold.token), Reply::Int(1));
+    EXPECT_EQ(client.Do("LOCK.TOUCH", lock.key, hold.owner, "PX", kMinute), Reply::Int(1));
+    for (int64_t i = 0; i < hold.count; i++) {
+      EXPECT_EQ(client.Do("LOCK.RELEASE", lock.key, hold.owner), Reply::Int(1));
+    }
+    EXPECT_EQ(client.Do("LOCK.RELEASE", lock.key, hold.owner), Reply::Int(0));
+  }
+  EXPECT_GT(MustAcquire(client, lock.key, "stranger"), 1700000000000010);
 }
 
 // Starts a server on one of the files, under the name by which servers look for it.
-void ExpectGolden(const std::string& file, const std::string& name,
-                  const std::vector<std::string>& args) {
+void ExpectGolden(const GoldenVersion& version, const std::string& extension,
+                  const std::string& name, const std::vector<std::string>& args) {
+  SCOPED_TRACE(version.name);
   Server server;
   server.Stop();
-  std::filesystem::copy_file(SourcePath("tests/golden/" + file), server.dir() + "/" + name);
+  std::filesystem::copy_file(SourcePath("tests/golden/" + version.name + extension),
+                             server.dir() + "/" + name);
   server.options().args = args;
   ASSERT_TRUE(server.Restart());
   Client client = server.Connect();
-  for (const GoldenLock& lock : GoldenLocks()) ExpectHeld(client, lock);
+  for (const GoldenLock& lock : version.locks) ExpectHeld(client, lock);
   EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(1));
   client.Do("SELECT", 0);
-  EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(3));
+  EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(static_cast<int64_t>(version.locks.size())))
+      << "one is elsewhere, and one is plain";
   EXPECT_EQ(client.Do("LOCK.INFO", "golden:released"), Reply::Nil());
   EXPECT_EQ(client.Do("LOCK.INFO", "golden:plain").Field("holders").elements.at(0).Field("owner"),
             Reply::Str("plain-owner"));
 
-  // The value is still written as it was then. (The footer has the RDB version of the server.)
-  const auto dump = DumpPayload::Open(client.Do("DUMP", "golden:job").text);
-  ASSERT_TRUE(dump.has_value());
-  EXPECT_EQ(dump->body, DumpPayload::Open(GoldenDump())->body);
-
-  EXPECT_EQ(client.Do("LOCK.ACQUIRE", "golden:job", "stranger", "PX", 1), Reply::Nil());
-  EXPECT_EQ(client.Do("LOCK.TOUCH", "golden:job", "golden-owner", "PX", kMinute), Reply::Int(1));
-  EXPECT_EQ(client.Do("LOCK.RELEASE", "golden:job", "golden-owner"), Reply::Int(1));
-  EXPECT_GT(MustAcquire(client, "golden:job", "stranger"), 1700000000000003);
+  // Values are still written as they were in version 2, also those that came from version 1. (The
+  // footer has the RDB version of the server.)
+  size_t compared = 0;
+  for (const auto& [key, golden] : GoldenDumps(VersionTwo().dumps)) {
+    if (client.Do("EXISTS", key) == Reply::Int(0)) continue;
+    const auto dump = DumpPayload::Open(client.Do("DUMP", key).text);
+    ASSERT_TRUE(dump.has_value());
+    EXPECT_EQ(dump->body, DumpPayload::Open(golden)->body) << key;
+    compared++;
+  }
+  EXPECT_EQ(compared, version.name == "v1" ? 1U : 4U);
+  for (const GoldenLock& lock : version.locks) {
+    if (lock.db == 0) ExpectUsable(client, lock);
+  }
 }
 
-TEST(GoldenTest, Rdb) { ExpectGolden("v1.rdb", "dump.rdb", {"--rdbcompression", "no"}); }
-
-TEST(GoldenTest, Aof) {
-  ExpectGolden("v1.aof", "appendonly.aof", {"--appendonly", "yes", "--rdbcompression", "no"});
+void ExpectGoldenRdb(const GoldenVersion& version) {
+  ExpectGolden(version, ".rdb", "dump.rdb", {"--rdbcompression", "no"});
 }
 
-TEST(GoldenTest, Dump) {
+void ExpectGoldenAof(const GoldenVersion& version) {
+  ExpectGolden(version, ".aof", "appendonly.aof",
+               {"--appendonly", "yes", "--rdbcompression", "no"});
+}
+
+TEST(GoldenTest, RdbOfVersionOne) { ExpectGoldenRdb(VersionOne()); }
+TEST(GoldenTest, RdbOfVersionTwo) { ExpectGoldenRdb(VersionTwo()); }
+TEST(GoldenTest, AofOfVersionOne) { ExpectGoldenAof(VersionOne()); }
+TEST(GoldenTest, AofOfVersionTwo) { ExpectGoldenAof(VersionTwo()); }
+
+TEST(GoldenTest, Dumps) {
   Server server;
   Client client = server.Connect();
-  const std::string golden = GoldenDump();
-  ASSERT_TRUE(DumpPayload::Open(golden).has_value()) << "the file itself is damaged";
-  EXPECT_EQ(client.Do("RESTORE", "golden:job", 0, golden), Reply::Ok());
-  ExpectHeld(client, GoldenLocks()[0]);
-  EXPECT_EQ(client.Do("LOCK.RELEASE", "golden:job", "golden-owner"), Reply::Int(1));
+  for (const GoldenVersion& version : {VersionOne(), VersionTwo()}) {
+    SCOPED_TRACE(version.name);
+    EXPECT_EQ(client.Do("FLUSHALL"), Reply::Ok());
+    const std::map<std::string, std::string> dumps = GoldenDumps(version.dumps);
+    size_t restored = 0;
+    for (const GoldenLock& lock : version.locks) {
+      const auto golden = dumps.find(lock.key);
+      if (golden == dumps.end()) continue;
+      ASSERT_TRUE(DumpPayload::Open(golden->second).has_value()) << "the file itself is damaged";
+      EXPECT_EQ(client.Do("RESTORE", lock.key, 0, golden->second), Reply::Ok());
+      ExpectHeld(client, lock);
+      ExpectUsable(client, lock);
+      restored++;
+    }
+    EXPECT_EQ(restored, dumps.size());
+  }
 }
 
 }  // namespace

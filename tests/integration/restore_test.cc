@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -25,16 +26,41 @@ constexpr int64_t kMaxToken = (int64_t{1} << 53) - 1;
 constexpr int64_t kFarFuture = 7258118400000;  // the year 2200
 constexpr size_t kModuleIdEnd = 10;  // the type byte, the length mark and the 64-bit module id
 
-std::string Word(uint64_t value) {
+// A number in little-endian bytes.
+std::string Word(uint64_t value, int bytes = 8) {
   std::string word;
-  for (int i = 0; i < 8; i++) word += static_cast<char>(value >> (8 * i) & 0xff);
+  for (int i = 0; i < bytes; i++) word += static_cast<char>(value >> (8 * i) & 0xff);
   return word;
 }
 
-// The bytes of a lock as docs/storage-format.md has them.
-std::string Value(int64_t token, int64_t since, int64_t end, std::string_view owner) {
+// The bytes of a lock as docs/storage-format.md has them. Version 1: one exclusive hold.
+std::string OldValue(int64_t token, int64_t since, int64_t end, std::string_view owner) {
   return Word(static_cast<uint64_t>(token)) + Word(static_cast<uint64_t>(since)) +
          Word(static_cast<uint64_t>(end)) + std::string(owner);
+}
+
+// Version 2: the mode and all holds.
+constexpr int kExclusive = 0;
+constexpr int kShared = 1;
+constexpr int kLimit = 2;
+
+struct StoredHold {
+  int64_t token = 1'700'000'000'000'000;
+  int64_t since = 1000;
+  int64_t end = kFarFuture;
+  int64_t linger = 0;
+  uint64_t count = 1;
+  std::string owner = "me";
+};
+
+std::string Value(int mode, const std::vector<StoredHold>& holds) {
+  std::string value = Word(static_cast<uint64_t>(mode), 1);
+  for (const StoredHold& hold : holds) {
+    value += Word(static_cast<uint64_t>(hold.token)) + Word(static_cast<uint64_t>(hold.since)) +
+             Word(static_cast<uint64_t>(hold.end)) + Word(static_cast<uint64_t>(hold.linger)) +
+             Word(hold.count, 4) + Word(hold.owner.size(), 2) + hold.owner;
+  }
+  return value;
 }
 
 class RestoreTest : public SharedServerTest<RestoreTest> {
@@ -48,10 +74,11 @@ class RestoreTest : public SharedServerTest<RestoreTest> {
   }
 
   // A payload whose frame is right, whatever the value.
-  std::string Frame(const std::string& value) const {
+  std::string Frame(const std::string& value, int version = 2) const {
     DumpPayload payload = original_;
-    payload.body.resize(kModuleIdEnd);
-    payload.body += '\x05';  // a string follows, its length as 6 bits or as 14
+    payload.body.resize(kModuleIdEnd - 1);
+    payload.body += static_cast<char>(version);  // the module id ends with ten bits of it
+    payload.body += '\x05';                      // a string follows, its length as 6 bits or as 14
     if (value.size() >= 64) payload.body += static_cast<char>(0x40 | value.size() >> 8);
     payload.body += static_cast<char>(value.size() & 0xff);
     payload.body += value + '\0';
@@ -67,56 +94,178 @@ class RestoreTest : public SharedServerTest<RestoreTest> {
   DumpPayload original_;
 };
 
+// What LOCK.INFO and the key's TTL must show of a lock that was restored.
+void ExpectHolders(Client& client, int mode, std::vector<StoredHold> holds) {
+  const Reply info = client.Do("LOCK.INFO", "job");
+  ASSERT_TRUE(info.IsArray()) << info;
+  const std::vector<std::string> modes = {"exclusive", "shared", "limit"};
+  EXPECT_EQ(info.Field("mode"), Reply::Str(modes.at(static_cast<size_t>(mode))));
+  int64_t closes = 0;
+  for (const StoredHold& hold : holds) closes = std::max(closes, hold.end + hold.linger);
+  // Inside the server the very last moment also stands for "no TTL": it may or may not be set.
+  if (closes != kMaxToken) {
+    EXPECT_EQ(EndOf(client, "job"), closes);
+  }
+  std::stable_sort(holds.begin(), holds.end(),
+                   [](const StoredHold& a, const StoredHold& b) { return a.token < b.token; });
+  const std::vector<Reply> holders = info.Field("holders").elements;
+  ASSERT_EQ(holders.size(), holds.size()) << info;
+  for (size_t i = 0; i < holds.size(); i++) {
+    EXPECT_EQ(holders[i].Field("owner"), Reply::Str(holds[i].owner));
+    EXPECT_EQ(holders[i].Field("token"), Reply::Int(holds[i].token));
+    EXPECT_EQ(holders[i].Field("count"), Reply::Int(static_cast<int64_t>(holds[i].count)));
+    EXPECT_EQ(holders[i].Field("linger-ms"), Reply::Int(holds[i].linger));
+  }
+}
+
 TEST_F(RestoreTest, EveryFieldIsHeldToItsRange) {
-  const int64_t token = 1'700'000'000'000'000;
-  const std::vector<std::string> good = {
-      Value(token, 1000, kFarFuture, "me"),
-      Value(1, 1000, kFarFuture, "me"),
-      Value(token, 0, kFarFuture, "me"),
-      Value(token, kMaxToken, kFarFuture, "me"),
-      Value(token, 1000, kMaxToken, "me"),
-      Value(token, 1000, kFarFuture, "x"),
-      Value(token, 1000, kFarFuture, std::string(256, 'x')),
-      Value(token, 1000, kFarFuture, std::string("\0\r\n", 3)),
+  struct Good {
+    int mode;
+    std::vector<StoredHold> holds;
   };
-  for (const std::string& value : good) {
+  const std::vector<Good> good = {
+      {kExclusive, {{}}},
+      {kShared, {{}}},
+      {kLimit, {{}}},
+      {kExclusive, {{.token = 1}}},
+      {kExclusive, {{.since = 0}}},
+      {kExclusive, {{.since = kMaxToken}}},
+      {kExclusive, {{.end = kMaxToken}}},
+      {kExclusive, {{.linger = 1}}},
+      {kExclusive, {{.linger = kMaxToken}}},
+      {kExclusive, {{.end = kMaxToken, .linger = kMaxToken}}},
+      {kExclusive, {{.count = 2}}},
+      {kExclusive, {{.count = 0xffffffff}}},
+      {kExclusive, {{.owner = "x"}}},
+      {kExclusive, {{.owner = std::string(256, 'x')}}},
+      {kExclusive, {{.owner = std::string("\0\r\n", 3)}}},
+      {kShared, {{.token = 3, .owner = "a"}, {.token = 2, .owner = "b"}, {.owner = "c"}}},
+      {kShared, {{.owner = "a"}, {.owner = "aa"}, {.owner = "b"}}},
+      {kShared, {{.owner = std::string(1, '\0')}, {.owner = "\x7f"}, {.owner = "\x80"}}},
+      {kShared, {{.linger = 5, .count = 7, .owner = "a"}, {.end = kMaxToken, .owner = "b"}}},
+      {kLimit, {{.linger = 5, .owner = "a"}, {.count = 2, .owner = "b"}}},
+  };
+  for (const auto& [mode, holds] : good) {
+    const std::string value = Value(mode, holds);
+    SCOPED_TRACE(Quoted(value));
     const std::string payload = Frame(value);
-    EXPECT_EQ(Restore(payload), Reply::Ok()) << Quoted(value);
+    EXPECT_EQ(Restore(payload), Reply::Ok());
     EXPECT_EQ(client_.Do("DUMP", "job"), Reply::Str(payload));
-    const Reply info = client_.Do("LOCK.INFO", "job");
-    ASSERT_TRUE(info.IsArray()) << info;
-    EXPECT_EQ(info.Field("holders").elements.at(0).Field("owner"), Reply::Str(value.substr(24)));
+    ExpectHolders(client_, mode, holds);
   }
   for (const int64_t end : {int64_t{0}, int64_t{3000}}) {
-    EXPECT_EQ(Restore(Frame(Value(token, 1000, end, "me"))), Reply::Ok());
+    EXPECT_EQ(Restore(Frame(Value(kExclusive, {{.end = end}}))), Reply::Ok());
     EXPECT_EQ(client_.Do("LOCK.INFO", "job"), Reply::Nil()) << "long over";
+    EXPECT_EQ(Restore(Frame(Value(kShared, {{.end = end, .owner = "a"}, {.owner = "b"}}))),
+              Reply::Ok());
+    ExpectHolders(client_, kShared, {{.owner = "b"}});
   }
 
+  client_.Do("DEL", "job");
   MustAcquire(client_, "job", "holder");
   const Reply before = client_.Do("DEBUG", "DIGEST-VALUE", "job");
+  const std::string one = Value(kExclusive, {{}});
+  const std::string two = Value(kShared, {{.owner = "a"}, {.owner = "b"}});
   const std::vector<std::string> bad = {
-      Value(0, 1000, kFarFuture, "me"),
-      Value(kMaxToken + 1, 1000, kFarFuture, "me"),
-      Value(-1, 1000, kFarFuture, "me"),
-      Value(token, kMaxToken + 1, kFarFuture, "me"),
-      Value(token, -1, kFarFuture, "me"),
-      Value(token, 1000, kMaxToken + 1, "me"),
-      Value(token, 1000, -1, "me"),
-      Value(token, 1000, kFarFuture, ""),
-      Value(token, 1000, kFarFuture, std::string(257, 'x')),
-      Value(token, 1000, kFarFuture, std::string(10000, 'x')),
-      Value(token, 1000, kFarFuture, "me").substr(0, 23),
+      Value(3, {{}}),
+      Value(255, {{}}),
+      Value(kExclusive, {{.token = 0}}),
+      Value(kExclusive, {{.token = kMaxToken + 1}}),
+      Value(kExclusive, {{.token = -1}}),
+      Value(kExclusive, {{.since = kMaxToken + 1}}),
+      Value(kExclusive, {{.since = -1}}),
+      Value(kExclusive, {{.end = kMaxToken + 1}}),
+      Value(kExclusive, {{.end = -1}}),
+      Value(kExclusive, {{.linger = kMaxToken + 1}}),
+      Value(kExclusive, {{.linger = -1}}),
+      Value(kExclusive, {{.count = 0}}),
+      Value(kExclusive, {{.owner = ""}}),
+      Value(kExclusive, {{.owner = std::string(257, 'x')}}),
+      Value(kExclusive, {{.owner = std::string(10000, 'x')}}),
+      // One holder only; none twice; in their order.
+      Value(kExclusive, {{.owner = "a"}, {.owner = "b"}}),
+      Value(kShared, {{.owner = "a"}, {.owner = "a"}}),
+      Value(kShared, {{.owner = "b"}, {.owner = "a"}}),
+      Value(kLimit, {{.owner = "a"}, {.owner = "c"}, {.owner = "b"}}),
+      Value(kShared, {{.owner = "\x80"}, {.owner = "\x7f"}}),
+      Value(kShared, {{.owner = "aa"}, {.owner = "a"}}),
+      // Each hold is looked at.
+      Value(kShared, {{.token = 0, .owner = "a"}, {.owner = "b"}}),
+      Value(kShared, {{.owner = "a"}, {.count = 0, .owner = "b"}}),
+      Value(kShared, {{.owner = "a"}, {.owner = "b"}, {.linger = -1, .owner = "c"}}),
+      // More or less than there should be.
       "",
+      Value(kShared, {}),
+      one + '\0',
+      two + "x",
+      two + Word(0),
+      Value(kExclusive, {{.owner = std::string(257, 'x')}}).substr(0, one.size()),
+      OldValue(1'700'000'000'000'000, 1000, kFarFuture, "me"),
   };
   for (const std::string& value : bad) {
     EXPECT_TRUE(Restore(Frame(value)).IsError("ERR Bad data format")) << Quoted(value);
+  }
+  for (const std::string& whole : {one, two}) {
+    for (size_t size = 0; size < whole.size(); size++) {
+      // What is left when the last hold is cut off is a lock.
+      if (whole == two && size == Value(kShared, {{.owner = "a"}}).size()) continue;
+      EXPECT_TRUE(Restore(Frame(whole.substr(0, size))).IsError("ERR Bad data format")) << size;
+    }
+  }
+  EXPECT_EQ(client_.Do("DEBUG", "DIGEST-VALUE", "job"), before);
+}
+
+// Dumps of version 1 are exclusive locks. What is written from then on is version 2.
+TEST_F(RestoreTest, TheOldVersionIsHeldToItsOwnRanges) {
+  const int64_t token = 1'700'000'000'000'000;
+  const std::vector<StoredHold> good = {
+      {},
+      {.token = 1},
+      {.since = 0},
+      {.since = kMaxToken},
+      {.end = kMaxToken},
+      {.owner = "x"},
+      {.owner = std::string(256, 'x')},
+      {.owner = std::string("\0\r\n", 3)},
+  };
+  for (const StoredHold& hold : good) {
+    const std::string old = OldValue(hold.token, hold.since, hold.end, hold.owner);
+    SCOPED_TRACE(Quoted(old));
+    EXPECT_EQ(Restore(Frame(old, 1)), Reply::Ok());
+    EXPECT_EQ(client_.Do("DUMP", "job"), Reply::Str(Frame(Value(kExclusive, {hold}))));
+    ExpectHolders(client_, kExclusive, {hold});
+  }
+  for (const int64_t end : {int64_t{0}, int64_t{3000}}) {
+    EXPECT_EQ(Restore(Frame(OldValue(token, 1000, end, "me"), 1)), Reply::Ok());
+    EXPECT_EQ(client_.Do("LOCK.INFO", "job"), Reply::Nil()) << "long over";
+  }
+
+  client_.Do("DEL", "job");
+  MustAcquire(client_, "job", "holder");
+  const Reply before = client_.Do("DEBUG", "DIGEST-VALUE", "job");
+  const std::vector<std::string> bad = {
+      OldValue(0, 1000, kFarFuture, "me"),
+      OldValue(kMaxToken + 1, 1000, kFarFuture, "me"),
+      OldValue(-1, 1000, kFarFuture, "me"),
+      OldValue(token, kMaxToken + 1, kFarFuture, "me"),
+      OldValue(token, -1, kFarFuture, "me"),
+      OldValue(token, 1000, kMaxToken + 1, "me"),
+      OldValue(token, 1000, -1, "me"),
+      OldValue(token, 1000, kFarFuture, ""),
+      OldValue(token, 1000, kFarFuture, std::string(257, 'x')),
+      OldValue(token, 1000, kFarFuture, std::string(10000, 'x')),
+      OldValue(token, 1000, kFarFuture, "me").substr(0, 23),
+      "",
+  };
+  for (const std::string& value : bad) {
+    EXPECT_TRUE(Restore(Frame(value, 1)).IsError("ERR Bad data format")) << Quoted(value);
   }
   EXPECT_EQ(client_.Do("DEBUG", "DIGEST-VALUE", "job"), before);
 }
 
 TEST_F(RestoreTest, ForgedTokensAreRefused) {
   const auto restore = [&](int64_t token) {
-    return Restore(Frame(Value(token, 1000, kFarFuture, "me")));
+    return Restore(Frame(Value(kExclusive, {{.token = token}})));
   };
   constexpr int64_t kHour = 3'600'000'000;
   const auto last_token = [&] {
@@ -126,7 +275,14 @@ TEST_F(RestoreTest, ForgedTokensAreRefused) {
   };
   const std::string before = last_token();
   EXPECT_TRUE(restore(kMaxToken).IsError("ERR Bad data format"));
-  EXPECT_TRUE(restore(NowMicros() + kHour + 60'000'000).IsError("ERR Bad data format"));
+  const int64_t too_far = NowMicros() + kHour + 60'000'000;
+  EXPECT_TRUE(restore(too_far).IsError("ERR Bad data format"));
+  EXPECT_TRUE(
+      Restore(Frame(OldValue(too_far, 1000, kFarFuture, "me"), 1)).IsError("ERR Bad data format"));
+  // Whoever of several holds it.
+  const StoredHold forger = {.token = too_far, .owner = "b"};
+  EXPECT_TRUE(Restore(Frame(Value(kShared, {{.owner = "a"}, forger, {.owner = "c"}})))
+                  .IsError("ERR Bad data format"));
   EXPECT_EQ(client_.Do("EXISTS", "job"), Reply::Int(0));
   EXPECT_EQ(last_token(), before);
   EXPECT_TRUE(Eventually([&] {
@@ -139,7 +295,7 @@ TEST_F(RestoreTest, ForgedTokensAreRefused) {
   EXPECT_EQ(MustAcquire(client_, "after", "me"), token + 1);
 
   // Nor through a script or a transaction.
-  const std::string forged = Frame(Value(kMaxToken, 1000, kFarFuture, "me"));
+  const std::string forged = Frame(Value(kExclusive, {{.token = kMaxToken}}));
   EXPECT_TRUE(
       client_.Do("EVAL", "return redis.call('RESTORE', KEYS[1], 0, ARGV[1])", 1, "forged", forged)
           .IsError("ERR Bad data format"));
@@ -154,8 +310,9 @@ TEST_F(RestoreTest, OtherVersionsTypesAndFramesAreRefused) {
     return Restore(DumpPayload{changed, original_.rdb_version}.Seal());
   };
   EXPECT_EQ(restore(body), Reply::Ok());
-  // The module id ends with ten bits of encoding version.
-  for (const int version : {0, 2, 3, 255}) {
+  // The module id ends with ten bits of encoding version. What is said to be of version 1 is read
+  // as such, and its fields are then out of their ranges.
+  for (const int version : {0, 1, 3, 255}) {
     std::string other = body;
     other[kModuleIdEnd - 1] = static_cast<char>(version);
     EXPECT_TRUE(restore(other).IsError("ERR Bad data format")) << version;
@@ -256,11 +413,22 @@ TEST_F(RestoreTest, DamagedPayloadsNeverHarmTheServer) {
   constexpr size_t kBatch = 1000;
   Mutator mutate(20260101);
   client_.Do("DEL", "original");
-  std::vector<std::string> originals;  // bodies of several lengths, the longest compressed
-  for (const size_t size : {1U, 20U, 100U, 256U}) {
-    client_.Do("CONFIG", "SET", "rdbcompression", size == 256 ? "yes" : "no");
-    const std::string owner(size, 'x');
-    MustAcquire(client_, "original", owner);
+  const std::string lease = std::to_string(kMinute);
+  const std::vector<Commands> makers = {
+      {{"LOCK.ACQUIRE", "original", "x", "PX", lease}},
+      {{"LOCK.ACQUIRE", "original", std::string(20, 'x'), "PX", lease, "REENTRANT"},
+       {"LOCK.ACQUIRE", "original", std::string(20, 'x'), "PX", lease, "REENTRANT", "LINGER", "9"}},
+      {{"LOCK.ACQUIRE", "original", "a", "PX", lease, "SHARED"},
+       {"LOCK.ACQUIRE", "original", "b", "PX", lease, "SHARED", "LINGER", lease},
+       {"LOCK.ACQUIRE", "original", "c", "PX", lease, "SHARED", "REENTRANT"}},
+      {{"LOCK.ACQUIRE", "original", std::string(100, 'x'), "PX", lease, "LIMIT", "2"},
+       {"LOCK.ACQUIRE", "original", std::string(256, 'x'), "PX", lease, "LIMIT", "2"}},
+  };
+  std::vector<std::string> originals;  // bodies of several kinds and lengths
+  for (const Commands& maker : makers) {
+    const bool longest = &maker == &makers.back();
+    client_.Do("CONFIG", "SET", "rdbcompression", longest ? "yes" : "no");
+    for (const Command& command : maker) EXPECT_TRUE(client_.Do(command).IsInteger());
     originals.push_back(DumpPayload::Open(client_.Do("DUMP", "original").text)->body);
     client_.Do("DEL", "original");
   }
@@ -280,9 +448,16 @@ TEST_F(RestoreTest, DamagedPayloadsNeverHarmTheServer) {
           payload = DumpPayload{mutate(body, 1), original_.rdb_version}.Seal();
         } while (sanitized && AsksForMuchMemory(payload));
       } else {
-        const int64_t token = 1'700'000'000'000'000 + static_cast<int64_t>(mutate.Below(1000));
-        const std::string owner(1 + mutate.Below(256), 'o');
-        payload = Frame(mutate(Value(token, 1000, kFarFuture, owner), 0));
+        std::vector<StoredHold> holds(i % 8 == 4 ? 1 : 1 + mutate.Below(3));
+        for (size_t j = 0; j < holds.size(); j++) {
+          holds[j].token += static_cast<int64_t>(mutate.Below(1000));
+          holds[j].owner = std::string(j + 1, 'o') + std::string(mutate.Below(254), 'x');
+          std::sort(holds[j].owner.begin(), holds[j].owner.end());
+        }
+        payload =
+            i % 8 == 4
+                ? Frame(mutate(OldValue(holds[0].token, 1000, kFarFuture, holds[0].owner), 0), 1)
+                : Frame(mutate(Value(holds.size() == 1 ? kExclusive : kShared, holds), 0));
       }
       client_.Send("RESTORE", "job", 0, payload, "REPLACE");
       client_.Send("LOCK.INFO", "job");
@@ -297,14 +472,18 @@ TEST_F(RestoreTest, DamagedPayloadsNeverHarmTheServer) {
       accepted++;
       if (info.IsNil()) continue;  // its lease is over
       live++;
-      const Reply holder = info.Field("holders").elements.at(0);
-      const Reply token = holder.Field("token");
-      ASSERT_TRUE(token.IsInteger()) << info;
-      ASSERT_GE(token.integer, 1);
-      ASSERT_LE(token.integer, kMaxToken);
-      const std::string owner = holder.Field("owner").text;
-      ASSERT_GE(owner.size(), 1U);
-      ASSERT_LE(owner.size(), 256U);
+      for (const Reply& holder : info.Field("holders").elements) {
+        const Reply token = holder.Field("token");
+        ASSERT_TRUE(token.IsInteger()) << info;
+        ASSERT_GE(token.integer, 1);
+        ASSERT_LE(token.integer, kMaxToken);
+        const std::string owner = holder.Field("owner").text;
+        ASSERT_GE(owner.size(), 1U);
+        ASSERT_LE(owner.size(), 256U);
+        ASSERT_GE(holder.Field("count").integer, 1);
+        ASSERT_GE(holder.Field("linger-ms").integer, 0);
+        ASSERT_LE(holder.Field("linger-ms").integer, kMaxToken);
+      }
       ASSERT_TRUE(dump.IsString()) << dump;
       dumps.push_back(dump.text);
     }
@@ -314,14 +493,17 @@ TEST_F(RestoreTest, DamagedPayloadsNeverHarmTheServer) {
   EXPECT_LT(accepted, kPayloads * 3 / 4) << "else it is too small";
   EXPECT_GT(live, accepted / 4);
 
-  // What was believed is a lock like any other.
+  // What was believed is a lock like any other. In transactions: when the TTL is set back, holds
+  // that are over go.
   for (const std::string& dump : dumps) {
+    client_.Send("MULTI");
     client_.Send("RESTORE", "again", 0, dump, "REPLACE");
     client_.Send("DUMP", "again");
+    client_.Send("EXEC");
   }
   for (const std::string& dump : dumps) {
-    ASSERT_EQ(client_.Read(), Reply::Ok());
-    ASSERT_EQ(client_.Read(), Reply::Str(dump));
+    for (int i = 0; i < 3; i++) ASSERT_FALSE(client_.Read().IsError());
+    ASSERT_EQ(client_.Read(), Reply::Array({Reply::Ok(), Reply::Str(dump)}));
   }
   EXPECT_LT(MustAcquire(client_, "new", "me"), NowMicros() + 3'700'000'000);
 }
@@ -349,7 +531,10 @@ int CheckRdb(const std::string& path) {
 TEST(RdbFileTest, CheckerUnderstandsLocks) {
   Server server({.args = {"--rdbchecksum", "no"}});
   Client client = server.Connect();
-  for (const char* key : {"a", "b", "c"}) MustAcquire(client, key, std::string(200, 'x'));
+  for (const char* key : {"a", "b"}) MustAcquire(client, key, std::string(200, 'x'));
+  for (const char* owner : {"a", "b", "c"}) {
+    EXPECT_TRUE(client.Do("LOCK.ACQUIRE", "c", owner, "PX", kMinute, "SHARED").IsInteger());
+  }
   client.Do("SET", "plain", "me");
   EXPECT_EQ(client.Do("SAVE"), Reply::Ok());
   const std::string path = server.dir() + "/dump.rdb";
@@ -365,7 +550,8 @@ TEST(RdbFileTest, DamagedValueEndsTheStart) {
   Client client = server.Connect();
   const int64_t token = MustAcquire(client, "job", "somebody");
   const int64_t end = EndOf(client, "job");
-  const std::string value = Value(token, end - kMinute, end, "somebody");
+  const StoredHold hold = {.token = token, .since = end - kMinute, .end = end, .owner = "somebody"};
+  const std::string value = Value(kExclusive, {hold});
   EXPECT_EQ(client.Do("SAVE"), Reply::Ok());
   server.Stop();
   const std::string path = server.dir() + "/dump.rdb";
@@ -373,16 +559,21 @@ TEST(RdbFileTest, DamagedValueEndsTheStart) {
   const size_t at = intact.find(value);
   ASSERT_NE(at, std::string::npos) << "the format is not what docs/storage-format.md says";
 
-  std::string no_token = intact;
-  no_token.replace(at, 8, Word(0));
-  std::string endless = intact;
-  endless.replace(at + 16, 8, Word(~uint64_t{0}));
+  // `bytes` in the place of those at `offset` of the value.
+  const auto with = [&](size_t offset, const std::string& bytes) {
+    std::string damaged = intact;
+    return damaged.replace(at + offset, bytes.size(), bytes);
+  };
+  constexpr size_t kToken = 1;
+  constexpr size_t kEnd = 17;
+  constexpr size_t kCount = 33;
   std::string version = intact;
-  version[at - 3] = '\x02';  // before the string's opcode and its length: the end of the module id
+  version[at - 3] = '\x03';  // before the string's opcode and its length: the end of the module id
   std::string shorter = intact;
   shorter[at - 1] = '\x17';
   for (const std::string& damaged :
-       {no_token, endless, version, shorter, intact.substr(0, at + 5)}) {
+       {with(0, "\x03"), with(kToken, Word(0)), with(kEnd, Word(~uint64_t{0})),
+        with(kCount, Word(0, 4)), version, shorter, intact.substr(0, at + 5)}) {
     WriteFile(path, damaged);
     server.options().must_start = false;
     EXPECT_FALSE(server.Restart());
@@ -390,13 +581,11 @@ TEST(RdbFileTest, DamagedValueEndsTheStart) {
         << "no signal; the server itself is not sure of its code";
     EXPECT_EQ(server.CrashReport(), "");
   }
-  EXPECT_NE(server.Log().find("not a lock: 32 bytes, encoding version 1"), std::string::npos);
-  EXPECT_NE(server.Log().find("encoding version 2"), std::string::npos);
+  EXPECT_NE(server.Log().find("not a lock: 47 bytes, encoding version 2"), std::string::npos);
+  EXPECT_NE(server.Log().find("encoding version 3"), std::string::npos);
 
   // What is loaded is believed, also a token that no client could RESTORE.
-  std::string far_ahead = intact;
-  far_ahead.replace(at, 8, Word(static_cast<uint64_t>(kMaxToken)));
-  WriteFile(path, far_ahead);
+  WriteFile(path, with(kToken, Word(static_cast<uint64_t>(kMaxToken))));
   server.options().must_start = true;
   ASSERT_TRUE(server.Restart());
   client = server.Connect();

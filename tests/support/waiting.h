@@ -61,6 +61,50 @@ inline std::string HolderOf(Client& client, std::string_view key) {
   return holders.elements.empty() ? "" : holders.elements[0].Field("owner").text;
 }
 
+// All owners that hold a lock, in the order of their tokens.
+inline std::vector<std::string> HoldersOf(Client& client, std::string_view key) {
+  std::vector<std::string> owners;
+  const Reply info = client.Do("LOCK.INFO", key);
+  if (info.IsNil()) return owners;
+  for (const Reply& holder : info.Field("holders").elements) {
+    owners.push_back(holder.Field("owner").text);
+  }
+  return owners;
+}
+
+// What LOCK.INFO tells about one of the holders; null if `owner` is none.
+inline Reply HoldOf(Client& client, std::string_view key, std::string_view owner) {
+  const Reply info = client.Do("LOCK.INFO", key);
+  if (info.IsNil()) return Reply::Nil();
+  for (const Reply& holder : info.Field("holders").elements) {
+    if (holder.Field("owner").text == owner) return holder;
+  }
+  return Reply::Nil();
+}
+
+// In which mode a lock is held; "" if it is free.
+inline std::string ModeOf(Client& client, std::string_view key) {
+  const Reply info = client.Do("LOCK.INFO", key);
+  return info.IsNil() ? "" : info.Field("mode").text;
+}
+
+// LOCK.ACQUIRE with more options.
+inline Command Acquiring(std::string_view key, std::string_view owner, const Command& options,
+                         int64_t lease_ms = kMinute) {
+  Command command = {"LOCK.ACQUIRE", std::string(key), std::string(owner), "PX",
+                     std::to_string(lease_ms)};
+  command.insert(command.end(), options.begin(), options.end());
+  return command;
+}
+
+// An ACQUIRE that must be granted at once. Returns the token; 0 after a failure.
+template <typename Connection>
+int64_t MustObtain(Connection& connection, const Command& acquire) {
+  const Reply reply = connection.Do(acquire);
+  EXPECT_TRUE(reply.IsInteger()) << acquire[2] << " asks for " << acquire[1] << ": " << reply;
+  return reply.integer;
+}
+
 struct WaitOptions {
   int64_t wait_ms = kMinute;
   int64_t lease_ms = kMinute;
@@ -85,6 +129,13 @@ inline void AwaitBlocked(Client& client, int64_t id) {
       << id << " does not wait: " << client.Do("CLIENT", "LIST", "ID", id);
 }
 
+// Returns when the connection with this id is closed, and what the server does about that is done.
+inline void AwaitGone(Client& client, int64_t id) {
+  EXPECT_TRUE(Eventually([&] { return client.Do("CLIENT", "LIST", "ID", id).text.empty(); }))
+      << client.Do("CLIENT", "LIST", "ID", id);
+  client.Do("PING");  // in a later pass of the event loop
+}
+
 // A connection that waits for a lock.
 class Waiter : public Client {
  public:
@@ -102,9 +153,19 @@ class Waiter : public Client {
     Wait(key, owner, options);
   }
 
+  // One that asks by any command.
+  static Waiter Asking(const Server& server, const Command& command) {
+    Waiter waiter(server);
+    waiter.Wait(command);
+    return waiter;
+  }
+
   // Asks for the lock and returns when the server has put this connection in line.
   void Wait(std::string_view key, std::string_view owner, WaitOptions options = {}) {
-    Send(AcquireWaiting(key, owner, options));
+    Wait(AcquireWaiting(key, owner, options));
+  }
+  void Wait(const Command& command) {
+    Send(command);
     Client observer(port_);
     AwaitBlocked(observer, id_);
   }

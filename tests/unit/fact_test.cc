@@ -22,7 +22,8 @@ using namespace std::string_view_literals;
 using Words = std::vector<std::string_view>;
 
 constexpr std::string_view kRefusal =
-    "ERR not a fact: expected HELD key owner token since-ms end-ms, or FLOOR token";
+    "ERR not a fact: expected HELD key owner token since-ms end-ms [SHARED | LIMIT] [COUNT n] "
+    "[LINGER ms], ENDED key owner, or FLOOR token";
 constexpr std::string_view kLast = "9007199254740991";    // 2^53 - 1
 constexpr std::string_view kBeyond = "9007199254740992";  // 2^53
 
@@ -31,6 +32,13 @@ std::optional<HeldFact> ParseHeld(const Words& words) {
   const auto* fact = std::get_if<Fact>(&parsed);
   const auto* held = fact == nullptr ? nullptr : std::get_if<HeldFact>(fact);
   return held == nullptr ? std::nullopt : std::optional(*held);
+}
+
+std::optional<EndedFact> ParseEnded(const Words& words) {
+  const auto parsed = ParseFact(words);
+  const auto* fact = std::get_if<Fact>(&parsed);
+  const auto* ended = fact == nullptr ? nullptr : std::get_if<EndedFact>(fact);
+  return ended == nullptr ? std::nullopt : std::optional(*ended);
 }
 
 std::optional<Token> ParseFloor(const Words& words) {
@@ -53,6 +61,18 @@ Words HeldWith(size_t index, std::string_view word) {
   words.at(index) = word;
   return words;
 }
+
+// A good HELD with these details behind it.
+Words HeldPlus(const Words& details) {
+  Words words = {"HELD", "key", "owner", "42", "1000", "2000"};
+  words.insert(words.end(), details.begin(), details.end());
+  return words;
+}
+
+constexpr Hold kHold{.owner = Owner{"owner"},
+                     .token = Token{42},
+                     .since = Instant{Millis{1000}},
+                     .end = Instant{Millis{2000}}};
 
 // What a number on the wire may not look like.
 const std::vector<std::string> kBadNumbers = {"",
@@ -78,6 +98,7 @@ TEST(HeldFact, SaysWhoHoldsTheLock) {
       {"HELD", "the key", "the owner", "1700000000000042", "1700000000000", "1700000030000"});
   ASSERT_TRUE(fact.has_value());
   EXPECT_EQ(fact->key, "the key");
+  EXPECT_EQ(fact->held.mode, Mode::kExclusive);
   EXPECT_EQ(fact->held.hold, (Hold{.owner = Owner{"the owner"},
                                    .token = Token{1'700'000'000'000'042},
                                    .since = Instant{Millis{1'700'000'000'000}},
@@ -115,11 +136,143 @@ TEST(HeldFact, Refuses) {
     ExpectRefused(HeldWith(number, "9223372036854775807"));
     for (const std::string& bad : kBadNumbers) ExpectRefused(HeldWith(number, bad));
   }
-  for (const std::string_view word :
-       {""sv, "HEL"sv, "HELD "sv, "HELDX"sv, "HELD\0"sv, "FLOOR"sv, "RELEASED"sv, "FREED"sv}) {
+  for (const std::string_view word : {""sv, "HEL"sv, "HELD "sv, "HELDX"sv, "HELD\0"sv, "FLOOR"sv,
+                                      "ENDED"sv, "RELEASED"sv, "FREED"sv}) {
     ExpectRefused(HeldWith(0, word));
   }
 }
+
+// --- The details of HELD: [SHARED | LIMIT] [COUNT n] [LINGER ms] --------------------------------
+
+TEST(HeldDetails, SayModeCountAndLinger) {
+  struct Case {
+    Words details;
+    Mode mode;
+    uint32_t count;
+    int64_t linger;
+  };
+  const std::vector<Case> cases = {
+      {{}, Mode::kExclusive, 1, 0},
+      {{"SHARED"}, Mode::kShared, 1, 0},
+      {{"LIMIT"}, Mode::kLimit, 1, 0},
+      {{"COUNT", "2"}, Mode::kExclusive, 2, 0},
+      {{"COUNT", "4294967295"}, Mode::kExclusive, 4294967295, 0},
+      {{"LINGER", "1"}, Mode::kExclusive, 1, 1},
+      {{"LINGER", kLast}, Mode::kExclusive, 1, (int64_t{1} << 53) - 1},
+      {{"SHARED", "COUNT", "3"}, Mode::kShared, 3, 0},
+      {{"SHARED", "LINGER", "500"}, Mode::kShared, 1, 500},
+      {{"LIMIT", "LINGER", "500"}, Mode::kLimit, 1, 500},
+      {{"LIMIT", "COUNT", "9", "LINGER", "500"}, Mode::kLimit, 9, 500},
+      {{"COUNT", "9", "LINGER", "500"}, Mode::kExclusive, 9, 500},
+      {{"SHARED", "COUNT", "9", "LINGER", "500"}, Mode::kShared, 9, 500},
+      {{"shared", "cOuNt", "9", "linger", "500"}, Mode::kShared, 9, 500},
+  };
+  for (const auto& [details, mode, count, linger] : cases) {
+    SCOPED_TRACE(testing::PrintToString(details));
+    const auto fact = ParseHeld(HeldPlus(details));
+    ASSERT_TRUE(fact.has_value());
+    Hold expected = kHold;
+    expected.count = count;
+    expected.linger = Millis{linger};
+    EXPECT_EQ(fact->held.hold, expected);
+    EXPECT_EQ(fact->held.mode, mode);
+  }
+}
+
+// The words come from one table for both directions.
+TEST(HeldDetails, ReadTheWordsThatAreWritten) {
+  EXPECT_EQ(WordFor(Mode::kExclusive), "");
+  EXPECT_EQ(WordFor(Mode::kShared), "SHARED");
+  EXPECT_EQ(WordFor(Mode::kLimit), "LIMIT");
+  for (const Mode mode : {Mode::kShared, Mode::kLimit}) {
+    const auto fact = ParseHeld(HeldPlus({WordFor(mode), kCountWord, "7", kLingerWord, "8"}));
+    ASSERT_TRUE(fact.has_value());
+    EXPECT_EQ(fact->held.mode, mode);
+    EXPECT_EQ(fact->held.hold.count, 7);
+    EXPECT_EQ(fact->held.hold.linger, Millis{8});
+  }
+}
+
+// What would say nothing is not written, so it is not read either: a fact has one spelling.
+TEST(HeldDetails, RefuseEverythingElse) {
+  for (const Words& details : std::vector<Words>{
+           {""},
+           {"EXCLUSIVE"},
+           {"SHARED", "SHARED"},
+           {"SHARED", "LIMIT"},
+           {"LIMIT", "SHARED"},
+           {"LIMIT", "3"},
+           {"LIMIT", "LIMIT"},
+           {"SHARE"},
+           {"SHARED\0"sv},
+           {"COUNT"},
+           {"COUNT", "0"},
+           {"COUNT", "1"},
+           {"COUNT", "4294967296"},
+           {"COUNT", "4294967298"},
+           {"COUNT", "2", "COUNT", "2"},
+           {"COUNT", "SHARED"},
+           {"COUNT", "2", "SHARED"},
+           {"LINGER"},
+           {"LINGER", "0"},
+           {"LINGER", kBeyond},
+           {"LINGER", "9223372036854775807"},
+           {"LINGER", "5", "LINGER", "5"},
+           {"LINGER", "5", "COUNT", "2"},
+           {"LINGER", "5", "SHARED"},
+           {"SHARED", "LINGER", "5", "COUNT", "2"},
+           {"SHARED", "COUNT", "2", "LINGER", "5", "5"},
+           {"SHARED", "COUNT", "2", "LINGER"},
+           {"SESSION"},
+           {"REENTRANT"},
+           {"2"},
+       }) {
+    ExpectRefused(HeldPlus(details));
+  }
+  for (const std::string& bad : kBadNumbers) {
+    ExpectRefused(HeldPlus({"COUNT", bad}));
+    ExpectRefused(HeldPlus({"LINGER", bad}));
+  }
+}
+
+TEST(HeldDetails, DoNotExcuseABadHold) {
+  ExpectRefused({"HELD", "key", "", "42", "1000", "2000", "SHARED"});
+  ExpectRefused({"HELD", "key", "owner", "0", "1000", "2000", "SHARED"});
+  ExpectRefused({"HELD", "key", "owner", "42", "1000", "SHARED"});
+  ExpectRefused({"HELD", "key", "owner", "42", "1000", kBeyond, "LINGER", "5"});
+}
+
+// --- ENDED --------------------------------------------------------------------------------------
+
+TEST(EndedFact, NamesAnOwner) {
+  const std::string longest(256, '\xff');
+  for (const std::string_view word : {"ENDED", "ended", "EnDeD"}) {
+    for (const std::string_view owner :
+         {"o"sv, "\0"sv, " "sv, "SHARED"sv, std::string_view(longest)}) {
+      for (const std::string_view key : {""sv, "key"sv, "\0"sv, "\r\n"sv}) {
+        const auto fact = ParseEnded({word, key, owner});
+        ASSERT_TRUE(fact.has_value());
+        EXPECT_EQ(fact->key, key);
+        EXPECT_EQ(fact->ended.owner, Owner{owner});
+      }
+    }
+  }
+}
+
+TEST(EndedFact, Refuses) {
+  ExpectRefused({"ENDED"});
+  ExpectRefused({"ENDED", "key"});
+  ExpectRefused({"ENDED", "key", ""});
+  ExpectRefused({"ENDED", "key", std::string(257, 'o')});
+  ExpectRefused({"ENDED", "key", "owner", "owner"});
+  ExpectRefused({"ENDED", "key", "owner", "42", "1000", "2000"});
+  for (const std::string_view word :
+       {""sv, "END"sv, "ENDED\0"sv, "RELEASED"sv, "HELD"sv, "FLOOR"sv}) {
+    ExpectRefused({word, "key", "owner"});
+  }
+}
+
+// --- FLOOR --------------------------------------------------------------------------------------
 
 TEST(FloorFact, NamesAToken) {
   EXPECT_EQ(ParseFloor({"FLOOR", "1700000000000042"}), Token{1'700'000'000'000'042});

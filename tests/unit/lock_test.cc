@@ -1,16 +1,21 @@
-// Every transition of a lock, with hand-set time.
+// A lock as a container of holds: what facts make of it, and how it can be read.
 
 #include "core/lock.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <limits>
+#include <map>
 #include <memory>
 #include <optional>
+#include <random>
+#include <set>
 #include <string>
 #include <string_view>
-#include <variant>
+#include <utility>
 #include <vector>
 
 #include "printers.h"
@@ -18,309 +23,82 @@
 namespace turnstile {
 namespace {
 
+using namespace std::string_literals;
 using namespace std::string_view_literals;
 using LockPtr = std::unique_ptr<Lock>;
+using Order = Lock::Order;
+using Holds = std::vector<Hold>;
 
 constexpr Owner kAnn{"ann"};
 constexpr Owner kBob{"bob"};
+constexpr Owner kCat{"cat"};
 constexpr Token kToken{1'700'000'000'000'042};
 constexpr Instant kSince{Millis{1'700'000'000'000}};
 constexpr Instant kEnd = kSince + Millis{30'000};
 constexpr Millis kTick{1};
+constexpr uint32_t kMaxCount = std::numeric_limits<uint32_t>::max();
 constexpr Hold kAnnsHold{.owner = kAnn, .token = kToken, .since = kSince, .end = kEnd};
+constexpr Hold kBobsHold{
+    .owner = kBob, .token = Token{kToken.value + 1}, .since = kSince, .end = kEnd - Millis{10}};
+constexpr Hold kCatsHold{
+    .owner = kCat, .token = Token{kToken.value + 2}, .since = kSince, .end = kEnd - Millis{20}};
+constexpr Mode kModes[] = {Mode::kExclusive, Mode::kShared, Mode::kLimit};
+constexpr Mode kModesOfMany[] = {Mode::kShared, Mode::kLimit};
+constexpr Order kOrders[] = {Order::kByOwner, Order::kByToken, Order::kByClosing};
 
-TokenClock ClockAt(Token last) {
-  TokenClock clock;
-  clock.Observe(last);
-  return clock;
+// The same hold with what few holds have.
+Hold Rare(Hold hold, Millis linger, uint32_t count) {
+  hold.linger = linger;
+  hold.count = count;
+  return hold;
 }
 
-// What is stored at the key, at the moment of the request.
-enum class Stored {
-  kNothing,
-  kAnnsLock,
-  kAnnsPlain,
-  kEmptyPlain,     // SET key ""
-  kOversizePlain,  // a value that begins with "ann" and that no owner can equal
-};
+Holds HoldsOf(const Lock& lock, Order order = Order::kByOwner) {
+  Holds holds;
+  for (size_t i = 0; i < lock.size(); ++i) holds.push_back(lock.at(order, i));
+  return holds;
+}
 
-// Owns what a Place refers to.
-class Scene {
+// A key: it stores what Apply returns and ends what was there before, as the server does.
+class Cell {
  public:
-  explicit Scene(Stored stored, const Hold& hold = kAnnsHold) {
-    switch (stored) {
-      case Stored::kNothing:
-        break;
-      case Stored::kAnnsLock:
-        lock_.reset(Lock::Make(hold));
-        break;
-      case Stored::kAnnsPlain:
-        plain_ = kAnn.bytes;
-        break;
-      case Stored::kEmptyPlain:
-        plain_ = "";
-        break;
-      case Stored::kOversizePlain:
-        plain_ = std::string(kAnn.bytes) + std::string(1000, '!');
-        break;
-    }
+  template <typename Fact>
+  Cell& operator<<(const Fact& fact) {
+    Lock* const next = Apply(lock_.get(), fact);
+    if (next != lock_.get()) lock_.reset(next);
+    return *this;
   }
 
-  Place place() const {
-    if (plain_.has_value()) return {.lock = nullptr, .plain = PlainLock{*plain_, kMaxInstant}};
-    return {.lock = lock_.get(), .plain = std::nullopt};
-  }
-
-  // Whether all is still as it was built.
-  bool IsUntouched(const Hold& hold = kAnnsHold) const {
-    return lock_ == nullptr || lock_->hold() == hold;
-  }
+  const Lock* get() const { return lock_.get(); }
+  const Lock& operator*() const { return *lock_; }
+  const Lock* operator->() const { return lock_.get(); }
 
  private:
   LockPtr lock_;
-  std::optional<std::string> plain_;
 };
 
-// The hold of a Held change; fails the test if the change is another one.
-Hold HoldOf(const Decision& decision) {
-  const auto* held = decision.change.has_value() ? std::get_if<Held>(&*decision.change) : nullptr;
-  if (held == nullptr) {
-    ADD_FAILURE() << "not a Held";
-    return {};
-  }
-  return held->hold;
-}
-
-template <typename Fact>
-bool Is(const Decision& decision) {
-  return decision.change.has_value() && std::holds_alternative<Fact>(*decision.change);
-}
-
-// --- All situations ---------------------------------------------------------------------------
-
-struct Situation {
-  const char* name;
-  Stored stored;
-  Owner asker;
-  Millis after_end;  // the moment of the request, counted from the end of the hold
-  Outcome acquire;
-  Outcome release;
-  Outcome touch;
-  bool current;  // whether the hold's token is
-};
-
-class LockSituation : public testing::TestWithParam<Situation> {
- protected:
-  static constexpr Millis kLease{1'234};
-
-  const Situation& s() const { return GetParam(); }
-  Instant now() const { return kEnd + s().after_end; }
-  // Not on a whole millisecond: leases are cut to one, tokens are not.
-  FineInstant fine_now() const { return now() + Micros{567}; }
-  Token next_token() const {
-    return Token{static_cast<uint64_t>(fine_now().time_since_epoch().count())};
-  }
-
-  const TokenClock clock_ = ClockAt(kToken);
-};
-
-constexpr Situation kSituations[] = {
-    // Nobody.
-    {"Nothing", Stored::kNothing, kAnn, Millis{0},  //
-     Outcome::kGranted, Outcome::kFree, Outcome::kFree, false},
-    // The holder itself.
-    {"OwnAtTheStart", Stored::kAnnsLock, kAnn, kSince - kEnd,  //
-     Outcome::kHeldAlready, Outcome::kReleased, Outcome::kTouched, true},
-    {"OwnBeforeTheStart", Stored::kAnnsLock, kAnn, kSince - kEnd - Millis{5'000},  //
-     Outcome::kHeldAlready, Outcome::kReleased, Outcome::kTouched, true},
-    {"OwnBeforeTheEnd", Stored::kAnnsLock, kAnn, -kTick,  //
-     Outcome::kHeldAlready, Outcome::kReleased, Outcome::kTouched, true},
-    {"OwnAtTheEnd", Stored::kAnnsLock, kAnn, Millis{0},  //
-     Outcome::kHeldAlready, Outcome::kReleased, Outcome::kTouched, true},
-    {"OwnAfterTheEnd", Stored::kAnnsLock, kAnn, kTick,  //
-     Outcome::kGranted, Outcome::kLeaseEnded, Outcome::kLeaseEnded, false},
-    {"OwnMuchLater", Stored::kAnnsLock, kAnn, std::chrono::hours{1000},  //
-     Outcome::kGranted, Outcome::kLeaseEnded, Outcome::kLeaseEnded, false},
-    // Somebody else.
-    {"OthersAtTheStart", Stored::kAnnsLock, kBob, kSince - kEnd,  //
-     Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, true},
-    {"OthersBeforeTheEnd", Stored::kAnnsLock, kBob, -kTick,  //
-     Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, true},
-    {"OthersAtTheEnd", Stored::kAnnsLock, kBob, Millis{0},  //
-     Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, true},
-    {"OthersAfterTheEnd", Stored::kAnnsLock, kBob, kTick,  //
-     Outcome::kGranted, Outcome::kFree, Outcome::kFree, false},
-    // A string, which has no lease that we know of.
-    {"OwnPlain", Stored::kAnnsPlain, kAnn, Millis{0},  //
-     Outcome::kGranted, Outcome::kReleased, Outcome::kTouched, false},
-    {"OthersPlain", Stored::kAnnsPlain, kBob, Millis{0},  //
-     Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, false},
-    {"PlainMuchLater", Stored::kAnnsPlain, kBob, std::chrono::hours{1000},  //
-     Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, false},
-    {"EmptyPlain", Stored::kEmptyPlain, kAnn, Millis{0},  //
-     Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, false},
-    {"OversizePlain", Stored::kOversizePlain, kAnn, Millis{0},  //
-     Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, false},
-};
-
-INSTANTIATE_TEST_SUITE_P(All, LockSituation, testing::ValuesIn(kSituations),
-                         [](const auto& param_info) { return std::string(param_info.param.name); });
-
-TEST_P(LockSituation, Acquire) {
-  const Scene scene(s().stored);
-  const Decision decision =
-      Decide(scene.place(), AcquireRequest{s().asker, kLease}, Ahead::kNobody, fine_now(), clock_);
-  EXPECT_EQ(decision.outcome, s().acquire);
-  if (s().acquire == Outcome::kGranted) {
-    EXPECT_EQ(
-        HoldOf(decision),
-        (Hold{.owner = s().asker, .token = next_token(), .since = now(), .end = now() + kLease}));
-  } else if (s().acquire == Outcome::kHeldAlready) {
-    EXPECT_EQ(HoldOf(decision),
-              (Hold{.owner = s().asker, .token = kToken, .since = kSince, .end = now() + kLease}));
-  } else {
-    EXPECT_FALSE(decision.change.has_value());
-  }
-  EXPECT_TRUE(scene.IsUntouched());
-  EXPECT_EQ(clock_.last(), kToken);
-}
-
-TEST_P(LockSituation, Release) {
-  const Scene scene(s().stored);
-  const Decision decision = Decide(scene.place(), ReleaseRequest{s().asker}, now());
-  EXPECT_EQ(decision.outcome, s().release);
-  const bool released = s().release == Outcome::kReleased;
-  const bool plain = scene.place().plain.has_value();
-  EXPECT_EQ(decision.change.has_value(), released);
-  EXPECT_EQ(Is<Freed>(decision), released && !plain);
-  EXPECT_EQ(Is<PlainFreed>(decision), released && plain);
-  EXPECT_TRUE(scene.IsUntouched());
-}
-
-TEST_P(LockSituation, Touch) {
-  const Scene scene(s().stored);
-  const Decision decision = Decide(scene.place(), TouchRequest{s().asker, kLease}, now());
-  EXPECT_EQ(decision.outcome, s().touch);
-  if (s().touch != Outcome::kTouched) {
-    EXPECT_FALSE(decision.change.has_value());
-  } else if (scene.place().plain.has_value()) {
-    ASSERT_TRUE(Is<PlainExtended>(decision));
-    EXPECT_EQ(std::get<PlainExtended>(*decision.change).end, now() + kLease);
-  } else {
-    EXPECT_EQ(HoldOf(decision),
-              (Hold{.owner = s().asker, .token = kToken, .since = kSince, .end = now() + kLease}));
-  }
-  EXPECT_TRUE(scene.IsUntouched());
-}
-
-TEST_P(LockSituation, Fence) {
-  const Scene scene(s().stored);
-  const Place place = scene.place();
-  EXPECT_EQ(CurrentToken(place, now()), s().current ? std::optional(kToken) : std::nullopt);
-  EXPECT_EQ(IsCurrent(place, kToken, now()), s().current);
-  for (const Token other :
-       {Token{0}, kMinToken, Token{kToken.value - 1}, Token{kToken.value + 1}, kMaxToken}) {
-    EXPECT_FALSE(IsCurrent(place, other, now())) << other.value;
-  }
-}
-
-// At the end of the token clock only those are turned away who need a new token.
-TEST_P(LockSituation, AcquireWhenTokensAreUsedUp) {
-  const Scene scene(s().stored);
-  const Decision decision = Decide(scene.place(), AcquireRequest{s().asker, kLease}, Ahead::kNobody,
-                                   fine_now(), ClockAt(kMaxToken));
-  if (s().acquire == Outcome::kGranted) {
-    EXPECT_EQ(decision.outcome, Outcome::kTokensUsedUp);
-    EXPECT_FALSE(decision.change.has_value());
-  } else {
-    EXPECT_EQ(decision.outcome, s().acquire);
-    EXPECT_EQ(decision.change.has_value(), s().acquire == Outcome::kHeldAlready);
-  }
-}
-
-// Whoever does not hold the lock stands behind those who wait for it.
-TEST_P(LockSituation, AcquireWhileOthersWait) {
-  const Scene scene(s().stored);
-  const Decision decision =
-      Decide(scene.place(), AcquireRequest{s().asker, kLease}, Ahead::kOthers, fine_now(), clock_);
-  const bool free = s().acquire == Outcome::kGranted && !scene.place().plain.has_value();
-  EXPECT_EQ(decision.outcome, free ? Outcome::kOthersWait : s().acquire);
-  EXPECT_EQ(decision.change.has_value(), !free && s().acquire != Outcome::kHeldByOther);
-}
-
-TEST_P(LockSituation, Holder) {
-  const Scene scene(s().stored);
-  const std::optional<Holder> holder = HolderOf(scene.place(), now());
-  if (scene.place().plain.has_value()) {
-    const bool too_long = s().stored == Stored::kOversizePlain;
-    ASSERT_TRUE(holder.has_value());
-    EXPECT_EQ(holder->owner.bytes, too_long ? "" : scene.place().plain->value);
-    EXPECT_EQ(holder->end, kMaxInstant);
-  } else {
-    ASSERT_EQ(holder.has_value(), s().current);
-    if (!s().current) return;
-    EXPECT_EQ(holder->owner, kAnn);
-    EXPECT_EQ(holder->end, kEnd);
-  }
-}
-
-// Lines are settled by what both say: if they differed, a line would be looked at for ever.
-TEST_P(LockSituation, HolderIsWhoKeepsStrangersOut) {
-  const Scene scene(s().stored);
-  const Outcome outcome = Decide(scene.place(), AcquireRequest{Owner{"zoe"}, kLease},
-                                 Ahead::kNobody, fine_now(), clock_)
-                              .outcome;
-  const std::optional<Holder> holder = HolderOf(scene.place(), now());
-  EXPECT_EQ(holder.has_value(), outcome == Outcome::kHeldByOther);
-  if (holder.has_value()) {
-    EXPECT_GE(holder->end, now());
-  }
-}
-
-// A release that was decided elsewhere is obeyed at any time, by the owner only.
-TEST_P(LockSituation, ReleaseThatMustBeObeyed) {
-  const Scene scene(s().stored);
-  const Decision decision = Decide(scene.place(), ReleaseRequest{s().asker}, kBeforeAnyEnd);
-  if (s().stored == Stored::kAnnsLock) {
-    EXPECT_EQ(Is<Freed>(decision), s().asker == kAnn);
-    EXPECT_EQ(decision.outcome, s().asker == kAnn ? Outcome::kReleased : Outcome::kHeldByOther);
-  } else {
-    EXPECT_EQ(decision.outcome, s().release);
-  }
-}
-
-// The server may show a string whose TTL is over by our clock: its own is a moment older.
-TEST(PlainLockTest, IsOverAfterItsEnd) {
-  const Place place{.lock = nullptr, .plain = PlainLock{kAnn.bytes, kEnd}};
-  const auto acquire = [&place](Owner owner, FineInstant now) {
-    return Decide(place, AcquireRequest{owner, kTick}, Ahead::kNobody, now, TokenClock()).outcome;
-  };
-  EXPECT_EQ(acquire(kBob, kEnd + Micros{999}), Outcome::kHeldByOther);
-  EXPECT_EQ(acquire(kBob, kEnd + Micros{1000}), Outcome::kGranted);
-  EXPECT_EQ(Decide(place, ReleaseRequest{kAnn}, kEnd).outcome, Outcome::kReleased);
-  EXPECT_EQ(Decide(place, ReleaseRequest{kAnn}, kEnd + kTick).outcome, Outcome::kFree);
-  EXPECT_EQ(Decide(place, TouchRequest{kAnn, kTick}, kEnd + kTick).outcome, Outcome::kFree);
-  EXPECT_TRUE(HolderOf(place, kEnd).has_value());
-  EXPECT_FALSE(HolderOf(place, kEnd + kTick).has_value());
-}
-
-// --- Moments and leases -----------------------------------------------------------------------
+// --- Moments ----------------------------------------------------------------------------------
 
 TEST(Hold, LivesThroughItsLastMillisecond) {
-  EXPECT_TRUE(kAnnsHold.LiveAt(kBeforeAnyEnd));
+  EXPECT_TRUE(kAnnsHold.LiveAt(kMinInstant));
   EXPECT_TRUE(kAnnsHold.LiveAt(kEnd - kTick));
   EXPECT_TRUE(kAnnsHold.LiveAt(kEnd));
   EXPECT_FALSE(kAnnsHold.LiveAt(kEnd + kTick));
 }
 
-TEST(Hold, LivesThroughTheLastMicrosecondOfItsLastMillisecond) {
-  const Scene scene(Stored::kAnnsLock);
-  const auto ask = [&](FineInstant now) {
-    return Decide(scene.place(), AcquireRequest{kBob, kTick}, Ahead::kNobody, now, ClockAt(kToken))
-        .outcome;
-  };
-  EXPECT_EQ(ask(kEnd + Micros{999}), Outcome::kHeldByOther);
-  EXPECT_EQ(ask(kEnd + Micros{1000}), Outcome::kGranted);
+TEST(Hold, WithoutLingerKeepsOthersOutAsLongAsItLives) {
+  EXPECT_EQ(kAnnsHold.closes(), kEnd);
+  EXPECT_TRUE(kAnnsHold.KeepsOutAt(kEnd));
+  EXPECT_FALSE(kAnnsHold.KeepsOutAt(kEnd + kTick));
+}
+
+TEST(Hold, LingersAfterItsEnd) {
+  const Hold lingers = Rare(kAnnsHold, Millis{500}, 1);
+  EXPECT_EQ(lingers.closes(), kEnd + Millis{500});
+  EXPECT_FALSE(lingers.LiveAt(kEnd + kTick));
+  EXPECT_TRUE(lingers.KeepsOutAt(kEnd + kTick));
+  EXPECT_TRUE(lingers.KeepsOutAt(kEnd + Millis{500}));
+  EXPECT_FALSE(lingers.KeepsOutAt(kEnd + Millis{501}));
 }
 
 TEST(ToInstant, CutsToTheMillisecondBelow) {
@@ -329,174 +107,14 @@ TEST(ToInstant, CutsToTheMillisecondBelow) {
   EXPECT_EQ(ToInstant(FineInstant{Micros{-1}}), Instant{Millis{-1}});
 }
 
-TEST(Lock, LeaseCountsFromTheRequestAndMayGetShorter) {
-  const Scene scene(Stored::kAnnsLock);
-  const Instant now = kSince + Millis{10};
-  for (const int64_t lease : {int64_t{1}, int64_t{100}, int64_t{29'990}, int64_t{86'400'000}}) {
-    const Instant end = now + Millis{lease};
-    EXPECT_EQ(HoldOf(Decide(scene.place(), TouchRequest{kAnn, Millis{lease}}, now)).end, end);
-    EXPECT_EQ(HoldOf(Decide(scene.place(), AcquireRequest{kAnn, Millis{lease}}, Ahead::kNobody,
-                            FineInstant(now), TokenClock()))
-                  .end,
-              end);
-  }
-}
-
-TEST(Lock, ClockThatSteppedBackMovesTheEndBack) {
-  const Scene scene(Stored::kAnnsLock);
-  const Instant now = kSince - std::chrono::hours{1};
-  const Hold hold = HoldOf(Decide(scene.place(), TouchRequest{kAnn, Millis{5}}, now));
-  EXPECT_EQ(hold.since, kSince);
-  EXPECT_EQ(hold.end, now + Millis{5});
-  EXPECT_TRUE(IsWellFormed(hold));
-}
-
-TEST(Lock, NewHoldTakesTheHigherOfClockAndWallClock) {
-  const Scene scene(Stored::kNothing);
-  const AcquireRequest request{kAnn, kTick};
-  const TokenClock ahead = ClockAt(Token{kToken.value + 1'000'000'000});
-  EXPECT_EQ(
-      HoldOf(Decide(scene.place(), request, Ahead::kNobody, FineInstant(kSince), ahead)).token,
-      Token{kToken.value + 1'000'000'001});
-  EXPECT_EQ(
-      HoldOf(Decide(scene.place(), request, Ahead::kNobody, FineInstant(kSince), TokenClock()))
-          .token,
-      Token{1'700'000'000'000'000});
-}
-
-// The whole life of a lock, step by step, as a server leads it.
-TEST(Lock, StolenLockStory) {
-  LockPtr lock;
-  TokenClock clock;
-  const auto place = [&] { return Place{.lock = lock.get(), .plain = std::nullopt}; };
-  const auto acquire = [&](Owner owner, Instant now) {
-    const Decision decision = Decide(place(), AcquireRequest{owner, Millis{100}}, Ahead::kNobody,
-                                     FineInstant(now), clock);
-    if (decision.change.has_value()) {
-      const Held held = std::get<Held>(*decision.change);
-      Lock* const stored = Apply(lock.get(), held);
-      if (stored != lock.get()) lock.reset(stored);
-      clock.Observe(held.hold.token);
-    }
-    return decision.outcome;
-  };
-
-  EXPECT_EQ(acquire(kAnn, kSince), Outcome::kGranted);
-  const Token anns = lock->hold().token;
-  EXPECT_EQ(acquire(kAnn, kSince + Millis{50}), Outcome::kHeldAlready);
-  EXPECT_EQ(lock->hold().token, anns);
-  EXPECT_EQ(acquire(kBob, kSince + Millis{150}), Outcome::kHeldByOther);
-  EXPECT_EQ(acquire(kBob, kSince + Millis{151}), Outcome::kGranted);
-  const Token bobs = lock->hold().token;
-  EXPECT_GT(bobs, anns);
-
-  const Instant later = kSince + Millis{160};
-  EXPECT_EQ(Decide(place(), ReleaseRequest{kAnn}, later).outcome, Outcome::kHeldByOther);
-  EXPECT_EQ(Decide(place(), TouchRequest{kAnn, kTick}, later).outcome, Outcome::kHeldByOther);
-  EXPECT_FALSE(IsCurrent(place(), anns, later));
-  EXPECT_TRUE(IsCurrent(place(), bobs, later));
-  EXPECT_EQ(lock->hold().owner, kBob);
-}
-
-TEST(Lock, LostHoldIsNeverRevived) {
-  const Scene scene(Stored::kAnnsLock);
-  const Instant now = kEnd + kTick;
-  EXPECT_FALSE(Decide(scene.place(), TouchRequest{kAnn, Millis{1000}}, now).change.has_value());
-  EXPECT_FALSE(Decide(scene.place(), ReleaseRequest{kAnn}, now).change.has_value());
-  const Decision again = Decide(scene.place(), AcquireRequest{kAnn, Millis{1000}}, Ahead::kNobody,
-                                FineInstant(now), ClockAt(kToken));
-  EXPECT_EQ(again.outcome, Outcome::kGranted);
-  EXPECT_GT(HoldOf(again).token, kToken);
-  EXPECT_EQ(HoldOf(again).since, now);
-}
-
-// --- Owners -----------------------------------------------------------------------------------
-
-// Owners that a careless comparison would take for one.
-TEST(Owner, IsComparedByteForByte) {
-  const std::vector<std::string_view> owners = {"a"sv,    "A"sv,  "aa"sv,  "a\0"sv, "\0a"sv, "\0"sv,
-                                                "\0\0"sv, "a "sv, "a\n"sv, "b"sv,   "\xe1"sv};
-  for (const std::string_view holder : owners) {
-    const LockPtr lock(Lock::Make({Owner{holder}, kToken, kSince, kEnd}));
-    const Place held{.lock = lock.get(), .plain = std::nullopt};
-    const Place plain{.lock = nullptr, .plain = PlainLock{holder, kMaxInstant}};
-    for (const std::string_view asker : owners) {
-      const ReleaseRequest request{Owner{asker}};
-      const Outcome expected = asker == holder ? Outcome::kReleased : Outcome::kHeldByOther;
-      EXPECT_EQ(Decide(held, request, kSince).outcome, expected);
-      EXPECT_EQ(Decide(plain, request, kSince).outcome, expected);
-    }
-  }
-}
-
-TEST(Lock, KeepsOwnersOf1To256AnyBytes) {
-  for (size_t size = 1; size <= kMaxOwnerBytes; ++size) {
-    std::string owner(size, '\0');
-    for (size_t i = 0; i < size; ++i) owner[i] = static_cast<char>((i * 37 + size) & 0xff);
-    const std::string copy = owner;
-    const LockPtr lock(Lock::Make({Owner{owner}, kToken, kSince, kEnd}));
-    owner.assign(size, '#');  // the lock has its own copy
-    EXPECT_EQ(lock->hold(), (Hold{Owner{copy}, kToken, kSince, kEnd}));
-    lock->Renew({Owner{copy}, kMaxToken, kMaxInstant, kMinInstant});
-    EXPECT_EQ(lock->hold(), (Hold{Owner{copy}, kMaxToken, kMaxInstant, kMinInstant}));
-  }
-}
-
-// --- Apply ------------------------------------------------------------------------------------
-
-TEST(Apply, MakesALockWhereThereIsNone) {
-  const LockPtr lock(Apply(nullptr, Held{kAnnsHold}));
-  ASSERT_NE(lock, nullptr);
-  EXPECT_EQ(lock->hold(), kAnnsHold);
-}
-
-TEST(Apply, ChangesTheLockOfTheSameOwnerWhereItIs) {
-  const LockPtr lock(Lock::Make(kAnnsHold));
-  const Hold renewed{.owner = kAnn,
-                     .token = Token{kToken.value + 5},
-                     .since = kSince + Millis{2},
-                     .end = kEnd - Millis{7}};
-  EXPECT_EQ(Apply(lock.get(), Held{renewed}), lock.get());
-  EXPECT_EQ(lock->hold(), renewed);
-}
-
-// The fact that Decide gives for a renewal refers to the very lock that it is applied to.
-TEST(Apply, TakesAFactWhoseOwnerIsInsideTheLock) {
-  const LockPtr lock(Lock::Make(kAnnsHold));
-  const Decision decision =
-      Decide({.lock = lock.get(), .plain = std::nullopt}, TouchRequest{kAnn, kTick}, kEnd);
-  EXPECT_EQ(Apply(lock.get(), std::get<Held>(*decision.change)), lock.get());
-  EXPECT_EQ(lock->hold(), (Hold{kAnn, kToken, kSince, kEnd + kTick}));
-}
-
-TEST(Apply, PutsANewLockInTheOldOnesPlaceForAnotherOwner) {
-  for (const std::string_view other : {"bob"sv, "an"sv, "annn"sv, "ANN"sv}) {
-    const LockPtr old(Lock::Make(kAnnsHold));
-    const Hold others{Owner{other}, Token{kToken.value + 1}, kEnd, kEnd + Millis{9}};
-    Lock* const applied = Apply(old.get(), Held{others});
-    ASSERT_NE(applied, old.get());
-    const LockPtr stored(applied);
-    EXPECT_EQ(stored->hold(), others);
-    EXPECT_EQ(old->hold(), kAnnsHold);
-  }
-}
-
-// A fact is obeyed, not judged: neither its time nor its token is compared with anything.
-TEST(Apply, ObeysFactsThatGoBack) {
-  const LockPtr lock(Lock::Make(kAnnsHold));
-  const Hold older{kAnn, kMinToken, kMinInstant, kMinInstant};
-  EXPECT_EQ(Apply(lock.get(), Held{older}), lock.get());
-  EXPECT_EQ(lock->hold(), older);
-}
-
-// --- IsWellFormed -----------------------------------------------------------------------------
-
 TEST(IsWellFormed, ChecksEveryField) {
   const std::string longest(kMaxOwnerBytes, 'o');
   const std::string too_long(kMaxOwnerBytes + 1, 'o');
+  const Millis longest_linger = kMaxInstant - kMinInstant;
   EXPECT_TRUE(IsWellFormed(kAnnsHold));
-  EXPECT_TRUE(IsWellFormed({Owner{longest}, kMaxToken, kMaxInstant, kMaxInstant}));
-  EXPECT_TRUE(IsWellFormed({Owner{"o"}, kMinToken, kMinInstant, kMinInstant}));
+  EXPECT_TRUE(IsWellFormed(
+      {Owner{longest}, kMaxToken, kMaxInstant, kMaxInstant, longest_linger, kMaxCount}));
+  EXPECT_TRUE(IsWellFormed({Owner{"o"}, kMinToken, kMinInstant, kMinInstant, Millis{0}, 1}));
   EXPECT_TRUE(IsWellFormed({Owner{"o"}, kMinToken, kMaxInstant, kMinInstant}));
   EXPECT_FALSE(IsWellFormed({Owner{""}, kToken, kSince, kEnd}));
   EXPECT_FALSE(IsWellFormed({Owner{too_long}, kToken, kSince, kEnd}));
@@ -506,6 +124,638 @@ TEST(IsWellFormed, ChecksEveryField) {
   EXPECT_FALSE(IsWellFormed({kAnn, kToken, kMaxInstant + kTick, kEnd}));
   EXPECT_FALSE(IsWellFormed({kAnn, kToken, kSince, kMinInstant - kTick}));
   EXPECT_FALSE(IsWellFormed({kAnn, kToken, kSince, kMaxInstant + kTick}));
+  EXPECT_FALSE(IsWellFormed(Rare(kAnnsHold, Millis{-1}, 1)));
+  EXPECT_FALSE(IsWellFormed(Rare(kAnnsHold, longest_linger + kTick, 1)));
+  EXPECT_FALSE(IsWellFormed(Rare(kAnnsHold, Millis{0}, 0)));
+}
+
+// --- A lock of one hold -----------------------------------------------------------------------
+
+TEST(LockOfOne, SaysWhatItWasMadeOf) {
+  for (const Mode mode : kModes) {
+    for (const Hold& hold : {kAnnsHold, Rare(kAnnsHold, Millis{7}, 1),
+                             Rare(kAnnsHold, Millis{0}, 2), Rare(kAnnsHold, Millis{7}, 2)}) {
+      const LockPtr lock(Lock::Make({mode, hold}));
+      EXPECT_EQ(lock->mode(), mode);
+      EXPECT_EQ(lock->size(), 1);
+      for (const Order order : kOrders) EXPECT_EQ(lock->at(order, 0), hold);
+      EXPECT_EQ(lock->Find(kAnn), hold);
+      EXPECT_EQ(lock->Find(kBob), std::nullopt);
+      EXPECT_EQ(lock->closes(), hold.closes());
+      EXPECT_TRUE(lock->IsOneAllocation());
+    }
+  }
+}
+
+TEST(LockOfOne, KeepsTheEdgesOfEveryField) {
+  for (const Mode mode : kModes) {
+    for (const Token token : {kMinToken, kToken, kMaxToken}) {
+      for (const Instant since : {kMinInstant, kSince, kMaxInstant}) {
+        for (const Instant end : {kMinInstant, kEnd, kMaxInstant}) {
+          for (const Millis linger : {Millis{0}, Millis{1}, kMaxInstant - kMinInstant}) {
+            for (const uint32_t count : {uint32_t{1}, uint32_t{2}, kMaxCount}) {
+              const Hold hold{kAnn, token, since, end, linger, count};
+              const LockPtr lock(Lock::Make({mode, hold}));
+              ASSERT_EQ(lock->at(Order::kByOwner, 0), hold);
+              ASSERT_EQ(lock->mode(), mode);
+              ASSERT_EQ(lock->closes(), hold.closes());
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(LockOfOne, KeepsOwnersOf1To256AnyBytes) {
+  for (size_t size = 1; size <= kMaxOwnerBytes; ++size) {
+    std::string owner(size, '\0');
+    for (size_t i = 0; i < size; ++i) owner[i] = static_cast<char>((i * 37 + size) & 0xff);
+    const std::string copy = owner;
+    for (const uint32_t count : {1U, 9U}) {
+      owner = copy;
+      const LockPtr lock(
+          Lock::Make({Mode::kShared, {Owner{owner}, kToken, kSince, kEnd, Millis{0}, count}}));
+      owner.assign(size, '#');  // the lock has its own copy
+      EXPECT_EQ(lock->at(Order::kByOwner, 0),
+                (Hold{Owner{copy}, kToken, kSince, kEnd, Millis{0}, count}));
+      EXPECT_EQ(lock->Find(Owner{owner}), std::nullopt);
+      EXPECT_TRUE(lock->Find(Owner{copy}).has_value());
+    }
+  }
+}
+
+TEST(LockOfOne, KnowsItsTokenWhileItLives) {
+  const LockPtr lock(Lock::Make({Mode::kExclusive, Rare(kAnnsHold, Millis{500}, 1)}));
+  EXPECT_TRUE(lock->HasLive(kToken, kMinInstant));
+  EXPECT_TRUE(lock->HasLive(kToken, kEnd));
+  EXPECT_FALSE(lock->HasLive(kToken, kEnd + kTick));  // though it lingers
+  for (const Token other :
+       {Token{0}, kMinToken, Token{kToken.value - 1}, Token{kToken.value + 1}, kMaxToken}) {
+    EXPECT_FALSE(lock->HasLive(other, kEnd)) << other.value;
+  }
+}
+
+TEST(LockOfOne, KeepsOutUntilItCloses) {
+  const LockPtr plain(Lock::Make({Mode::kExclusive, kAnnsHold}));
+  EXPECT_EQ(plain->KeepingOut(kEnd), 1);
+  EXPECT_EQ(plain->KeepingOut(kEnd + kTick), 0);
+  const LockPtr lingers(Lock::Make({Mode::kExclusive, Rare(kAnnsHold, Millis{500}, 1)}));
+  EXPECT_EQ(lingers->KeepingOut(kEnd + Millis{500}), 1);
+  EXPECT_EQ(lingers->KeepingOut(kEnd + Millis{501}), 0);
+}
+
+// --- Held -------------------------------------------------------------------------------------
+
+TEST(ApplyHeld, MakesALockWhereThereIsNone) {
+  for (const Mode mode : kModes) {
+    EXPECT_FALSE(Joins(nullptr, mode));
+    const LockPtr lock(Apply(nullptr, Held{mode, kAnnsHold}));
+    ASSERT_NE(lock, nullptr);
+    EXPECT_EQ(HoldsOf(*lock), Holds{kAnnsHold});
+    EXPECT_EQ(lock->mode(), mode);
+  }
+}
+
+TEST(ApplyHeld, ChangesTheLockOfTheSameOwnerWhereItIs) {
+  const Hold renewed{.owner = kAnn,
+                     .token = Token{kToken.value + 5},
+                     .since = kSince + Millis{2},
+                     .end = kEnd - Millis{7}};
+  for (const Mode before : kModes) {
+    for (const Mode after : kModes) {
+      const LockPtr lock(Lock::Make({before, kAnnsHold}));
+      EXPECT_EQ(Apply(lock.get(), Held{after, renewed}), lock.get());
+      EXPECT_EQ(HoldsOf(*lock), Holds{renewed});
+      EXPECT_EQ(lock->mode(), after);
+    }
+  }
+}
+
+// A lock that was given room for a linger and a count keeps that room.
+TEST(ApplyHeld, ChangesARareHoldWhereItIs) {
+  const LockPtr lock(Lock::Make({Mode::kExclusive, Rare(kAnnsHold, Millis{9}, 3)}));
+  for (const Hold& next : {Rare(kAnnsHold, Millis{8}, 4), Rare(kAnnsHold, Millis{0}, 1),
+                           Rare(kAnnsHold, Millis{0}, 2), Rare(kAnnsHold, Millis{5}, 1)}) {
+    EXPECT_EQ(Apply(lock.get(), Held{Mode::kExclusive, next}), lock.get());
+    EXPECT_EQ(HoldsOf(*lock), Holds{next});
+    EXPECT_EQ(lock->closes(), next.closes());
+  }
+}
+
+TEST(ApplyHeld, TakesANewLockForWhatHasNoRoomInTheOldOne) {
+  for (const Mode mode : kModes) {
+    for (const Hold& next : {Rare(kAnnsHold, Millis{9}, 1), Rare(kAnnsHold, Millis{0}, 2)}) {
+      const LockPtr old(Lock::Make({mode, kAnnsHold}));
+      const LockPtr stored(Apply(old.get(), Held{mode, next}));
+      ASSERT_NE(stored, old);
+      EXPECT_EQ(HoldsOf(*stored), Holds{next});
+      EXPECT_EQ(stored->mode(), mode);
+      EXPECT_EQ(HoldsOf(*old), Holds{kAnnsHold});  // still the caller's
+    }
+  }
+}
+
+// A renewal that was decided refers to the very lock that it is applied to.
+TEST(ApplyHeld, TakesAFactWhoseOwnerIsInsideTheLock) {
+  for (const bool crowded : {false, true}) {
+    Cell cell;
+    cell << Held{Mode::kShared, kAnnsHold};
+    if (crowded) cell << Held{Mode::kShared, kBobsHold};
+    Hold hold = *cell->Find(kAnn);
+    hold.end += kTick;
+    cell << Held{Mode::kShared, hold};
+    EXPECT_EQ(cell->Find(kAnn)->end, kEnd + kTick);
+    // This one needs more room: the record that the owner's bytes are in goes.
+    hold = *cell->Find(kAnn);
+    hold.count = 5;
+    cell << Held{Mode::kShared, hold};
+    EXPECT_EQ(cell->Find(kAnn)->count, 5);
+    EXPECT_EQ(cell->Find(kAnn)->owner, kAnn);
+    // And this one takes the place of the whole lock.
+    hold = *cell->Find(kAnn);
+    hold.linger = Millis{3};
+    cell << Held{Mode::kExclusive, hold};
+    EXPECT_EQ(HoldsOf(*cell), (Holds{{kAnn, kToken, kSince, kEnd + kTick, Millis{3}, 5}}));
+  }
+}
+
+TEST(ApplyHeld, PutsANewLockInTheOldOnesPlaceForAnotherOwner) {
+  for (const std::string_view other : {"bob"sv, "an"sv, "annn"sv, "ANN"sv}) {
+    const LockPtr old(Lock::Make({Mode::kExclusive, kAnnsHold}));
+    const Hold others{Owner{other}, Token{kToken.value + 1}, kEnd, kEnd + Millis{9}};
+    const LockPtr stored(Apply(old.get(), Held{Mode::kExclusive, others}));
+    ASSERT_NE(stored, old);
+    EXPECT_EQ(HoldsOf(*stored), Holds{others});
+    EXPECT_EQ(HoldsOf(*old), Holds{kAnnsHold});
+  }
+}
+
+TEST(ApplyHeld, JoinsHoldsOfItsOwnKindOnly) {
+  for (const Mode before : kModes) {
+    for (const Mode after : kModes) {
+      const bool joins = before == after && after != Mode::kExclusive;
+      const LockPtr old(Lock::Make({before, kAnnsHold}));
+      EXPECT_EQ(Joins(old.get(), after), joins);
+      const LockPtr stored(Apply(old.get(), Held{after, kBobsHold}));
+      ASSERT_NE(stored, old);
+      EXPECT_EQ(stored->mode(), after);
+      EXPECT_EQ(HoldsOf(*stored), joins ? (Holds{kAnnsHold, kBobsHold}) : Holds{kBobsHold});
+      EXPECT_EQ(stored->IsOneAllocation(), !joins);
+      EXPECT_EQ(HoldsOf(*old), Holds{kAnnsHold});
+    }
+  }
+}
+
+TEST(ApplyHeld, TakesThePlaceOfManyOfAnotherKind) {
+  for (const Mode before : kModesOfMany) {
+    for (const Mode after : kModes) {
+      if (before == after) continue;
+      for (const Hold& hold : {kAnnsHold, kCatsHold}) {
+        Cell cell;
+        cell << Held{before, kAnnsHold} << Held{before, kBobsHold};
+        EXPECT_FALSE(Joins(cell.get(), after));
+        cell << Held{after, hold};
+        EXPECT_EQ(HoldsOf(*cell), Holds{hold});
+        EXPECT_EQ(cell->mode(), after);
+        EXPECT_TRUE(cell->IsOneAllocation());
+      }
+    }
+  }
+}
+
+// A fact is obeyed, not judged: neither its time nor its token is compared with anything.
+TEST(ApplyHeld, ObeysFactsThatGoBack) {
+  const Hold older{kAnn, kMinToken, kMinInstant, kMinInstant};
+  const LockPtr lock(Lock::Make({Mode::kExclusive, kAnnsHold}));
+  EXPECT_EQ(Apply(lock.get(), Held{Mode::kExclusive, older}), lock.get());
+  EXPECT_EQ(HoldsOf(*lock), Holds{older});
+
+  Cell many;
+  many << Held{Mode::kShared, kAnnsHold} << Held{Mode::kShared, kBobsHold};
+  many << Held{Mode::kShared, older};
+  EXPECT_EQ(HoldsOf(*many), (Holds{older, kBobsHold}));
+  EXPECT_EQ(HoldsOf(*many, Order::kByToken), (Holds{older, kBobsHold}));
+  EXPECT_EQ(HoldsOf(*many, Order::kByClosing), (Holds{older, kBobsHold}));
+}
+
+// --- A lock of many holds ---------------------------------------------------------------------
+
+class LockOfMany : public testing::Test {
+ protected:
+  // Tokens and closings in opposite orders, owners in a third.
+  LockOfMany() {
+    cell_ << Held{Mode::kShared, kCatsHold} << Held{Mode::kShared, kAnnsHold}
+          << Held{Mode::kShared, kBobsHold};
+  }
+
+  Cell cell_;
+};
+
+TEST_F(LockOfMany, CanBeReadInThreeOrders) {
+  EXPECT_EQ(cell_->size(), 3);
+  EXPECT_EQ(HoldsOf(*cell_, Order::kByOwner), (Holds{kAnnsHold, kBobsHold, kCatsHold}));
+  EXPECT_EQ(HoldsOf(*cell_, Order::kByToken), (Holds{kAnnsHold, kBobsHold, kCatsHold}));
+  EXPECT_EQ(HoldsOf(*cell_, Order::kByClosing), (Holds{kCatsHold, kBobsHold, kAnnsHold}));
+  EXPECT_EQ(cell_->closes(), kEnd);
+}
+
+TEST_F(LockOfMany, MovesARenewedHoldInEveryOrder) {
+  const Lock* const before = cell_.get();
+  Hold renewed = kAnnsHold;
+  renewed.token = Token{kToken.value + 9};
+  renewed.end = kEnd - Millis{15};
+  cell_ << Held{Mode::kShared, renewed};
+  EXPECT_EQ(cell_.get(), before);
+  EXPECT_EQ(HoldsOf(*cell_, Order::kByOwner), (Holds{renewed, kBobsHold, kCatsHold}));
+  EXPECT_EQ(HoldsOf(*cell_, Order::kByToken), (Holds{kBobsHold, kCatsHold, renewed}));
+  EXPECT_EQ(HoldsOf(*cell_, Order::kByClosing), (Holds{kCatsHold, renewed, kBobsHold}));
+  EXPECT_EQ(cell_->closes(), kEnd - Millis{10});
+}
+
+// A long linger counts for the TTL of the key, whatever the order of the ends is.
+TEST_F(LockOfMany, ClosesWithTheLastLinger) {
+  const Hold lingers = Rare(kCatsHold, Millis{1000}, 1);
+  cell_ << Held{Mode::kShared, lingers};
+  EXPECT_EQ(HoldsOf(*cell_, Order::kByClosing), (Holds{kBobsHold, kAnnsHold, lingers}));
+  EXPECT_EQ(cell_->closes(), kCatsHold.end + Millis{1000});
+}
+
+TEST_F(LockOfMany, FindsEveryOwnerAndNobodyElse) {
+  EXPECT_EQ(cell_->Find(kAnn), kAnnsHold);
+  EXPECT_EQ(cell_->Find(kBob), kBobsHold);
+  EXPECT_EQ(cell_->Find(kCat), kCatsHold);
+  for (const std::string_view other :
+       {""sv, "a"sv, "ann\0"sv, "bo"sv, "bobo"sv, "cau"sv, "zoe"sv, "\0"sv, "\xff"sv, "BOB"sv}) {
+    EXPECT_EQ(cell_->Find(Owner{other}), std::nullopt) << other;
+  }
+}
+
+TEST_F(LockOfMany, CountsThoseThatKeepOut) {
+  EXPECT_EQ(cell_->KeepingOut(kMinInstant), 3);
+  EXPECT_EQ(cell_->KeepingOut(kEnd - Millis{20}), 3);
+  EXPECT_EQ(cell_->KeepingOut(kEnd - Millis{19}), 2);
+  EXPECT_EQ(cell_->KeepingOut(kEnd - Millis{10}), 2);
+  EXPECT_EQ(cell_->KeepingOut(kEnd - Millis{9}), 1);
+  EXPECT_EQ(cell_->KeepingOut(kEnd), 1);
+  EXPECT_EQ(cell_->KeepingOut(kEnd + kTick), 0);
+  cell_ << Held{Mode::kShared, Rare(kCatsHold, Millis{30}, 1)};
+  EXPECT_EQ(cell_->KeepingOut(kEnd + Millis{10}), 1);
+  EXPECT_EQ(cell_->KeepingOut(kEnd + Millis{11}), 0);
+}
+
+TEST_F(LockOfMany, KnowsTheTokensOfLiveHolds) {
+  EXPECT_TRUE(cell_->HasLive(kCatsHold.token, kCatsHold.end));
+  EXPECT_FALSE(cell_->HasLive(kCatsHold.token, kCatsHold.end + kTick));
+  EXPECT_TRUE(cell_->HasLive(kBobsHold.token, kCatsHold.end + kTick));
+  EXPECT_TRUE(cell_->HasLive(kAnnsHold.token, kEnd));
+  EXPECT_FALSE(cell_->HasLive(Token{kToken.value - 1}, kSince));
+  EXPECT_FALSE(cell_->HasLive(Token{kToken.value + 3}, kSince));
+}
+
+// Not what a server issues, but facts can say it, and a fact is obeyed.
+TEST_F(LockOfMany, HoldsTwoOwnersUnderOneToken) {
+  Hold same = kAnnsHold;
+  same.owner = Owner{"zoe"};
+  same.end = kEnd - Millis{5};
+  Hold first = same;
+  first.owner = Owner{"abe"};
+  first.end = kEnd - Millis{6};
+  cell_ << Held{Mode::kShared, same} << Held{Mode::kShared, first};
+  EXPECT_EQ(HoldsOf(*cell_, Order::kByToken),
+            (Holds{first, kAnnsHold, same, kBobsHold, kCatsHold}));
+  EXPECT_TRUE(cell_->HasLive(kToken, kEnd));
+  cell_ << Ended{kAnn};
+  EXPECT_TRUE(cell_->HasLive(kToken, kEnd - Millis{5}));  // the second of the two
+  EXPECT_FALSE(cell_->HasLive(kToken, kEnd - Millis{4}));
+  cell_ << Ended{same.owner};
+  EXPECT_TRUE(cell_->HasLive(kToken, kEnd - Millis{6}));
+  EXPECT_FALSE(cell_->HasLive(kToken, kEnd - Millis{5}));
+}
+
+// Owners in the order of their bytes, as unsigned numbers: the order in which they are stored.
+TEST(LockOfManyOwners, AreInTheOrderOfTheirBytes) {
+  const std::vector<std::string> sorted = {"\0"s, "\0\0"s, "\0z"s, "A",    "a",    "a\0"s,
+                                           "aa",  "b",     "\x7f", "\x80", "\xff", "\xff\0"s};
+  std::vector<std::string> shuffled = sorted;
+  std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937_64(7));
+  Cell cell;
+  for (const std::string& owner : shuffled) {
+    cell << Held{Mode::kLimit, {Owner{owner}, kToken, kSince, kEnd}};
+  }
+  ASSERT_EQ(cell->size(), sorted.size());
+  // All else being equal, owners decide in the other orders too.
+  for (const Order order : kOrders) {
+    for (size_t i = 0; i < sorted.size(); ++i) {
+      EXPECT_EQ(cell->at(order, i).owner, Owner{sorted[i]}) << i;
+    }
+  }
+  for (const std::string& owner : sorted) EXPECT_TRUE(cell->Find(Owner{owner}).has_value());
+}
+
+// --- Released and Ended -----------------------------------------------------------------------
+
+TEST(ApplyEnded, TakesTheLastHoldWithTheLock) {
+  for (const Mode mode : kModes) {
+    const LockPtr lock(Lock::Make({mode, Rare(kAnnsHold, Millis{9}, 7)}));
+    EXPECT_EQ(Apply(lock.get(), Ended{kAnn}), nullptr);
+    EXPECT_EQ(HoldsOf(*lock), Holds{Rare(kAnnsHold, Millis{9}, 7)});  // still the caller's
+  }
+}
+
+TEST(ApplyEnded, LeavesTheOthers) {
+  Cell cell;
+  cell << Held{Mode::kLimit, kAnnsHold} << Held{Mode::kLimit, kBobsHold}
+       << Held{Mode::kLimit, Rare(kCatsHold, Millis{5}, 3)};
+  const Lock* const before = cell.get();
+  cell << Ended{kCat};
+  EXPECT_EQ(HoldsOf(*cell), (Holds{kAnnsHold, kBobsHold}));
+  EXPECT_EQ(HoldsOf(*cell, Order::kByClosing), (Holds{kBobsHold, kAnnsHold}));
+  cell << Ended{kAnn};
+  EXPECT_EQ(HoldsOf(*cell), Holds{kBobsHold});
+  EXPECT_EQ(cell->closes(), kBobsHold.end);
+  EXPECT_EQ(cell.get(), before);
+  EXPECT_EQ(cell->mode(), Mode::kLimit);
+  cell << Ended{kBob};
+  EXPECT_EQ(cell.get(), nullptr);
+}
+
+// An overdue hold is told by what the lock itself says.
+TEST(ApplyEnded, TakesAnOwnerThatIsInsideTheLock) {
+  Cell cell;
+  cell << Held{Mode::kShared, kAnnsHold} << Held{Mode::kShared, kBobsHold}
+       << Held{Mode::kShared, kCatsHold};
+  while (cell.get() != nullptr) cell << Ended{cell->at(Order::kByClosing, 0).owner};
+  cell << Held{Mode::kShared, kAnnsHold};
+  cell << Released{cell->at(Order::kByClosing, 0).owner};
+  EXPECT_EQ(cell.get(), nullptr);
+}
+
+TEST(ApplyReleased, GivesUpOneCountAtATime) {
+  for (const Mode mode : kModes) {
+    for (const bool crowded : {false, true}) {
+      if (crowded && mode == Mode::kExclusive) continue;
+      Cell cell;
+      cell << Held{mode, Rare(kAnnsHold, Millis{9}, 3)};
+      if (crowded) cell << Held{mode, kBobsHold};
+      const Lock* const before = cell.get();
+      for (const uint32_t left : {2U, 1U}) {
+        cell << Released{kAnn};
+        ASSERT_NE(cell.get(), nullptr);
+        EXPECT_EQ(cell->Find(kAnn), Rare(kAnnsHold, Millis{9}, left));
+      }
+      EXPECT_EQ(cell->mode(), mode);
+      EXPECT_EQ(cell.get(), before);
+      cell << Released{kAnn};
+      if (crowded) {
+        EXPECT_EQ(HoldsOf(*cell), Holds{kBobsHold});
+      } else {
+        EXPECT_EQ(cell.get(), nullptr);
+      }
+    }
+  }
+}
+
+TEST(ApplyReleased, CountsDownFromTheHighestCount) {
+  Cell cell;
+  cell << Held{Mode::kExclusive, Rare(kAnnsHold, Millis{0}, kMaxCount)} << Released{kAnn};
+  EXPECT_EQ(cell->Find(kAnn)->count, kMaxCount - 1);
+}
+
+TEST(ApplyReleasedOrEnded, IsNothingWithoutTheHold) {
+  EXPECT_EQ(Apply(nullptr, Released{kAnn}), nullptr);
+  EXPECT_EQ(Apply(nullptr, Ended{kAnn}), nullptr);
+  Cell cell;
+  cell << Held{Mode::kShared, kAnnsHold};
+  for (const bool crowded : {false, true}) {
+    if (crowded) cell << Held{Mode::kShared, kBobsHold};
+    const Holds before = HoldsOf(*cell);
+    const Lock* const lock = cell.get();
+    for (const std::string_view other : {"an"sv, "annn"sv, "ANN"sv, "zoe"sv, "\0"sv}) {
+      cell << Released{Owner{other}} << Ended{Owner{other}};
+    }
+    EXPECT_EQ(cell.get(), lock);
+    EXPECT_EQ(HoldsOf(*cell), before);
+  }
+}
+
+// What once had many holds works as before with one.
+TEST(LockOfManyWithOneLeft, IsALockOfOne) {
+  for (const Mode mode : kModesOfMany) {
+    Cell cell;
+    cell << Held{mode, kAnnsHold} << Held{mode, kBobsHold} << Ended{kAnn};
+    EXPECT_EQ(cell->size(), 1);
+    EXPECT_EQ(cell->closes(), kBobsHold.end);
+    EXPECT_EQ(cell->KeepingOut(kBobsHold.end + kTick), 0);
+    cell << Held{mode, Rare(kBobsHold, Millis{4}, 2)};
+    EXPECT_EQ(HoldsOf(*cell), Holds{Rare(kBobsHold, Millis{4}, 2)});
+    cell << Held{mode, kCatsHold};
+    EXPECT_EQ(cell->size(), 2);
+    cell << Ended{kCat} << Held{Mode::kExclusive, kBobsHold};  // an upgrade
+    EXPECT_EQ(HoldsOf(*cell), Holds{kBobsHold});
+    EXPECT_EQ(cell->mode(), Mode::kExclusive);
+    EXPECT_TRUE(cell->IsOneAllocation());
+    cell << Held{mode, kAnnsHold};
+    EXPECT_EQ(HoldsOf(*cell), Holds{kAnnsHold});
+  }
+}
+
+// --- Memory -----------------------------------------------------------------------------------
+
+std::set<void*>& Seen() {
+  static std::set<void*> seen;
+  return seen;
+}
+
+size_t Remember(void* allocation) {
+  EXPECT_TRUE(Seen().insert(allocation).second) << "counted twice";
+  return 100;
+}
+
+TEST(Allocated, CountsEveryAllocationOnce) {
+  Seen().clear();
+  Cell cell;
+  cell << Held{Mode::kShared, kAnnsHold};
+  EXPECT_EQ(cell->Allocated(Remember), 100);
+  EXPECT_EQ(Seen().count(const_cast<Lock*>(cell.get())), 1);
+  for (const Hold& hold : {kBobsHold, kCatsHold}) {
+    cell << Held{Mode::kShared, hold};
+    Seen().clear();
+    // The lock, its three lists, the holds.
+    EXPECT_EQ(cell->Allocated(Remember), 100 * (1 + 3 + cell->size()));
+    EXPECT_EQ(Seen().size(), 1 + 3 + cell->size());
+    EXPECT_EQ(Seen().count(const_cast<Lock*>(cell.get())), 1);
+    EXPECT_FALSE(cell->IsOneAllocation());
+  }
+}
+
+// --- Against a map ----------------------------------------------------------------------------
+
+// The most straightforward lock: a map. Whatever happens to the lock happens to it.
+class Model {
+ public:
+  void Hear(const Held& held) {
+    if (held.mode != mode_ || held.mode == Mode::kExclusive) holds_.clear();
+    mode_ = held.mode;
+    holds_[std::string(held.hold.owner.bytes)] = held.hold;
+  }
+  void Hear(const Released& released) {
+    const auto found = holds_.find(std::string(released.owner.bytes));
+    if (found == holds_.end()) return;
+    if (--found->second.count == 0) holds_.erase(found);
+  }
+  void Hear(const Ended& ended) { holds_.erase(std::string(ended.owner.bytes)); }
+
+  size_t size() const { return holds_.size(); }
+
+  Holds Sorted(Order order) const {
+    Holds holds;
+    for (const auto& [owner, hold] : holds_) {
+      holds.push_back(hold);
+      holds.back().owner = Owner{owner};
+    }
+    const auto key = [order](const Hold& hold) {
+      const int64_t first = order == Order::kByToken     ? static_cast<int64_t>(hold.token.value)
+                            : order == Order::kByClosing ? (hold.end + hold.linger - kSince).count()
+                                                         : 0;
+      return std::pair(first, hold.owner.bytes);
+    };
+    std::sort(holds.begin(), holds.end(),
+              [&](const Hold& a, const Hold& b) { return key(a) < key(b); });
+    return holds;
+  }
+
+  void Check(const Lock* lock) const {
+    ASSERT_EQ(lock == nullptr, holds_.empty());
+    if (lock == nullptr) return;
+    ASSERT_EQ(lock->mode(), mode_);
+    for (const Order order : kOrders) ASSERT_EQ(HoldsOf(*lock, order), Sorted(order));
+    ASSERT_EQ(lock->closes(), Sorted(Order::kByClosing).back().closes());
+  }
+
+  void CheckPoint(const Lock* lock, Owner owner, Token token, Instant now) const {
+    if (lock == nullptr) return;
+    const auto found = holds_.find(std::string(owner.bytes));
+    std::optional<Hold> expected;
+    if (found != holds_.end()) {
+      expected = found->second;
+      expected->owner = owner;
+    }
+    ASSERT_EQ(lock->Find(owner), expected);
+    size_t keeping_out = 0;
+    bool live = false;
+    for (const auto& [name, hold] : holds_) {
+      if (now <= hold.end + hold.linger) ++keeping_out;
+      live = live || (hold.token == token && now <= hold.end);
+    }
+    ASSERT_EQ(lock->KeepingOut(now), keeping_out);
+    ASSERT_EQ(lock->HasLive(token, now), live);
+  }
+
+ private:
+  Mode mode_ = Mode::kExclusive;
+  std::map<std::string, Hold> holds_;  // what their `owner` refers to may be gone
+};
+
+struct Walk {
+  const char* name;
+  uint64_t seed;
+  int steps;
+  uint64_t owners;
+  uint64_t change_mode_once_in;
+  uint64_t held_of_ten;  // so many steps of ten add or renew
+  int check_all_once_in;
+};
+
+class RandomWalk : public testing::TestWithParam<Walk> {};
+
+TEST_P(RandomWalk, AgreesWithTheMap) {
+  const Walk& walk = GetParam();
+  std::mt19937_64 random(walk.seed);
+  const auto below = [&](uint64_t bound) { return random() % bound; };
+  Cell cell;
+  Model model;
+  Mode mode = Mode::kShared;
+  size_t most = 0;
+  for (int step = 0; step < walk.steps; ++step) {
+    SCOPED_TRACE(testing::Message() << "seed " << walk.seed << ", step " << step);
+    if (below(walk.change_mode_once_in) == 0) mode = kModes[below(3)];
+    std::string name = "owner " + std::to_string(below(walk.owners));
+    Owner owner{name};
+    // As a decision does, a fact often speaks with the lock's own bytes.
+    if (cell.get() != nullptr && below(2) == 0) {
+      if (const auto own = cell->Find(owner); own.has_value()) owner = own->owner;
+    }
+    const std::string said(owner.bytes);
+    const Token token{kToken.value + below(2 * walk.owners)};
+    const Instant now = kSince + Millis{below(100)};
+    if (below(10) < walk.held_of_ten) {
+      const Held held{mode,
+                      {owner, token, kSince - Millis{below(9)}, kSince + Millis{below(100)},
+                       Millis{below(3) == 0 ? below(30) : 0},
+                       static_cast<uint32_t>(below(3) == 0 ? 1 + below(3) : 1)}};
+      model.Hear(held);
+      cell << held;
+    } else if (below(2) == 0) {
+      model.Hear(Released{owner});
+      cell << Released{owner};
+    } else {
+      model.Hear(Ended{owner});
+      cell << Ended{owner};
+    }
+    most = std::max(most, model.size());
+    model.CheckPoint(cell.get(), Owner{said}, token, now);
+    if (step % walk.check_all_once_in == 0) model.Check(cell.get());
+    if (HasFatalFailure()) return;
+  }
+  model.Check(cell.get());
+  EXPECT_GE(most, walk.owners * 9 / 10);  // the walk got to where it was sent
+}
+
+INSTANTIATE_TEST_SUITE_P(Walks, RandomWalk,
+                         testing::Values(Walk{"FewOwners", 11, 30'000, 4, 20, 6, 1},
+                                         Walk{"SomeOwners", 12, 15'000, 20, 1'000, 7, 3},
+                                         Walk{"ThousandOwners", 13, 12'000, 1'000, 100'000, 9,
+                                              1'000}),
+                         [](const auto& param_info) { return std::string(param_info.param.name); });
+
+// Each of them comes and goes, in an order that neither list is in.
+TEST(LockOfMany1000, EmptiesInAnyOrder) {
+  constexpr size_t kOwners = 1'000;
+  for (const bool rare : {false, true}) {
+    std::vector<std::string> owners;
+    for (size_t i = 0; i < kOwners; ++i) owners.push_back(std::to_string(i * 7919 % kOwners));
+    Cell cell;
+    for (size_t i = 0; i < kOwners; ++i) {
+      cell << Held{Mode::kLimit,
+                   {Owner{owners[i]}, Token{1 + i * 31 % kOwners}, kSince,
+                    kSince + Millis{i * 17 % kOwners}, Millis{rare ? 1 : 0}}};
+      ASSERT_EQ(cell->size(), i + 1);
+    }
+    for (size_t i = 0; i < kOwners; ++i) {
+      EXPECT_EQ(cell->KeepingOut(kSince + Millis{i + (rare ? 1 : 0)}), kOwners - i);
+      EXPECT_EQ(cell->at(Order::kByToken, i).token, Token{1 + i});
+    }
+    std::shuffle(owners.begin(), owners.end(), std::mt19937_64(3));
+    for (size_t i = 0; i < kOwners; ++i) {
+      ASSERT_TRUE(cell->Find(Owner{owners[i]}).has_value());
+      cell << Released{Owner{owners[i]}};
+      if (i + 1 == kOwners) break;
+      ASSERT_EQ(cell->size(), kOwners - i - 1);
+      ASSERT_EQ(cell->Find(Owner{owners[i]}), std::nullopt);
+    }
+    EXPECT_EQ(cell.get(), nullptr);
+  }
+}
+
+// Ended with all its holds in it, by `delete`, as FLUSHALL on another thread does.
+TEST(LockOfMany1000, IsDeletedAsAWhole) {
+  Cell cell;
+  for (int i = 0; i < 1'000; ++i) {
+    const std::string owner = std::to_string(i);
+    cell << Held{Mode::kShared, {Owner{owner}, kToken, kSince, kEnd, Millis{i % 2}}};
+  }
+  EXPECT_EQ(cell->size(), 1'000);
 }
 
 }  // namespace

@@ -3,9 +3,9 @@
 #ifndef TURNSTILE_TESTS_UNIT_PRINTERS_H_
 #define TURNSTILE_TESTS_UNIT_PRINTERS_H_
 
-#include <array>
 #include <ostream>
 
+#include "core/decide.h"
 #include "core/lock.h"
 #include "core/request.h"
 #include "core/types.h"
@@ -23,14 +23,66 @@ inline void PrintTo(Instant moment, std::ostream* out) {
 inline void PrintTo(const Hold& hold, std::ostream* out) {
   *out << "{owner " << Quoted(hold.owner.bytes) << ", token " << hold.token.value << ", since "
        << hold.since.time_since_epoch().count() << ", end " << hold.end.time_since_epoch().count()
-       << "}";
+       << ", linger " << hold.linger.count() << ", count " << hold.count << "}";
 }
 
-inline void PrintTo(Outcome outcome, std::ostream* out) {
-  constexpr std::array kNames = {"kGranted", "kHeldAlready", "kReleased",    "kTouched",
-                                 "kFree",    "kLeaseEnded",  "kHeldByOther", "kTokensUsedUp"};
-  *out << kNames.at(static_cast<size_t>(outcome));
+// A switch, not a table: the compiler tells when a name is missing.
+inline void PrintTo(Mode mode, std::ostream* out) {
+  switch (mode) {
+    case Mode::kExclusive:
+      *out << "kExclusive";
+      return;
+    case Mode::kShared:
+      *out << "kShared";
+      return;
+    case Mode::kLimit:
+      *out << "kLimit";
+      return;
+  }
+  *out << "mode " << static_cast<int>(mode);
 }
+
+inline const char* NameOf(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::kGranted:
+      return "kGranted";
+    case Outcome::kHeldAlready:
+      return "kHeldAlready";
+    case Outcome::kDowngraded:
+      return "kDowngraded";
+    case Outcome::kUpgraded:
+      return "kUpgraded";
+    case Outcome::kReleased:
+      return "kReleased";
+    case Outcome::kTouched:
+      return "kTouched";
+    case Outcome::kFree:
+      return "kFree";
+    case Outcome::kLeaseEnded:
+      return "kLeaseEnded";
+    case Outcome::kLingerCut:
+      return "kLingerCut";
+    case Outcome::kHeldByOther:
+      return "kHeldByOther";
+    case Outcome::kOthersWait:
+      return "kOthersWait";
+    case Outcome::kOtherMode:
+      return "kOtherMode";
+    case Outcome::kHoldsSome:
+      return "kHoldsSome";
+    case Outcome::kHoldsApart:
+      return "kHoldsApart";
+    case Outcome::kUpgradesSeveral:
+      return "kUpgradesSeveral";
+    case Outcome::kCountedOut:
+      return "kCountedOut";
+    case Outcome::kTokensUsedUp:
+      return "kTokensUsedUp";
+  }
+  return "no outcome";
+}
+
+inline void PrintTo(Outcome outcome, std::ostream* out) { *out << NameOf(outcome); }
 
 }  // namespace turnstile
 

@@ -34,6 +34,17 @@ std::string ErrorOf(const Parsed<Request>& parsed) {
   return error == nullptr ? "(accepted)" : error->text;
 }
 
+// The words of a command whose key does not matter.
+Words WithKey(Words words) {
+  words.insert(words.begin(), "the key");
+  return words;
+}
+
+// What can be said after an acquire's owner.
+constexpr std::string_view kAnyOption =
+    "PX ms, EX s, WAIT ms, SHARED, LIMIT n, REENTRANT, SESSION, LINGER ms or "
+    "ALSO numkeys key [key ...]";
+
 bool IsOnePrintableLine(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
 }
@@ -61,7 +72,7 @@ const std::vector<std::string> kTooHuge = {
     "1" + std::string(39, '0'), std::string(400, '9'), std::string(size_t{10} << 20, '7'),
 };
 
-// --- LOCK.ACQUIRE and LOCK.TOUCH: owner <PX ms | EX s> ----------------------------------------
+// --- LOCK.ACQUIRE and LOCK.TOUCH: key owner <PX ms | EX s> ------------------------------------
 
 // What either command makes of its arguments.
 struct LeaseReading {
@@ -72,7 +83,7 @@ struct LeaseReading {
 
 template <typename Request, Parsed<Request> (*kParse)(Args, const Limits&)>
 LeaseReading ReadLease(const Words& words, const Limits& limits) {
-  const Parsed<Request> parsed = kParse(words, limits);
+  const Parsed<Request> parsed = kParse(WithKey(words), limits);
   if (const auto* error = std::get_if<ParseError>(&parsed)) return {.error = error->text};
   const auto& request = std::get<Request>(parsed);
   return {.owner = std::string(request.owner.bytes), .lease = request.lease};
@@ -156,14 +167,15 @@ TEST_P(LeaseRequest, OwnerHas1To256Bytes) {
 }
 
 TEST_P(LeaseRequest, RefusesWhatIsMissing) {
+  EXPECT_EQ(ErrorOf(ParseAcquire({}, kDay)), "ERR syntax error: a key is missing");
+  EXPECT_EQ(ErrorOf(ParseTouch({}, kDay)), "ERR syntax error: a key is missing");
   EXPECT_EQ(Error({}), "ERR syntax error: an owner is missing");
   EXPECT_EQ(Error({"o"}), "ERR syntax error: the lease is missing, give PX ms or EX s");
-  for (const std::string_view option : {"PX", "EX", "px", "ex"}) {
-    const std::string error = Error({"o", option});
-    const std::string_view upper = option == "PX" || option == "px" ? "PX" : "EX";
-    EXPECT_TRUE(error.starts_with("ERR syntax error")) << error;
-    EXPECT_NE(error.find(upper), std::string::npos) << error;
-    EXPECT_NE(error.find("missing"), std::string::npos) << error;
+  for (const std::string_view option : {"PX", "px"}) {
+    EXPECT_EQ(Error({"o", option}), "ERR syntax error: the number after PX is missing");
+  }
+  for (const std::string_view option : {"EX", "ex"}) {
+    EXPECT_EQ(Error({"o", option}), "ERR syntax error: the number after EX is missing");
   }
 }
 
@@ -256,23 +268,35 @@ TEST_P(LeaseRequest, RefusesALeaseGivenTwice) {
 
 // Those of the contract that later work adds, those of SET, and what only looks like an option.
 TEST_P(LeaseRequest, RefusesOptionsThatDoNotExist) {
+  const std::string all =
+      is_acquire() ? std::string(kAnyOption) : "PX ms, EX s or ALSO numkeys key [key ...]";
+  const std::string all_but_lease =
+      is_acquire() ? all.substr("PX ms, EX s, "sv.size()) : all.substr("PX ms, EX s or "sv.size());
   for (const std::string_view option :
-       {"WAITS"sv,    "WAI"sv,  "SHARED"sv, "LIMIT"sv, "REENTRANT"sv, "SESSION"sv, "LINGER"sv,
-        "FLOOR"sv,    "ALSO"sv, "NX"sv,     "XX"sv,    "PXAT"sv,      "EXAT"sv,    "KEEPTTL"sv,
-        "GET"sv,      "TTL"sv,  "P"sv,      "X"sv,     "PXX"sv,       "PX "sv,     " PX"sv,
-        "PX\0"sv,     "\0PX"sv, "P X"sv,    "PX=5"sv,  "-PX"sv,       "5"sv,       "5000"sv,
-        "\xf0\x50"sv, "\xff"sv, "o"sv,      "\x10X"sv, "\x30X"sv,     "owner"sv,   ""sv,
-        "P\0"sv,      "\0\0"sv, "P\xd8"sv,  "\xd0X"sv, "PEXPIRE"sv,   "EXP"sv}) {
+       {"WAITS"sv,    "WAI"sv,     "FLOOR"sv,  "NX"sv,       "XX"sv,       "PXAT"sv,
+        "EXAT"sv,     "KEEPTTL"sv, "GET"sv,    "TTL"sv,      "P"sv,        "X"sv,
+        "PXX"sv,      "PX "sv,     " PX"sv,    "PX\0"sv,     "\0PX"sv,     "P X"sv,
+        "PX=5"sv,     "-PX"sv,     "5"sv,      "5000"sv,     "\xf0\x50"sv, "\xff"sv,
+        "o"sv,        "\x10X"sv,   "\x30X"sv,  "owner"sv,    ""sv,         "P\0"sv,
+        "\0\0"sv,     "P\xd8"sv,   "\xd0X"sv,  "PEXPIRE"sv,  "EXP"sv,      "SHARE"sv,
+        "SHARED\0"sv, "SHAREDX"sv, "LIMITS"sv, "LIMIT=3"sv,  "REENTRAN"sv, "SESSIONS"sv,
+        "LINGERS"sv,  "ALS"sv,     "ALSO "sv,  "EXCLUSIVE"sv}) {
     const std::string place = "ERR syntax error at " + Quoted(option) + ": expected ";
     for (const Words& words :
          std::vector<Words>{{"o", option}, {"o", option, "100"}, {"o", option, "100", "PX", "5"}}) {
-      EXPECT_EQ(Error(words), place + (is_acquire() ? "PX ms, EX s or WAIT ms" : "PX ms or EX s"));
+      EXPECT_EQ(Error(words), place + all);
     }
     for (const Words& words : std::vector<Words>{{"o", "PX", "5", option},
                                                  {"o", "PX", "5", option, "100"},
                                                  {"o", "EX", "5", option, "100", "PX", "5"}}) {
-      EXPECT_EQ(Error(words), place + (is_acquire() ? "WAIT ms" : "nothing more"));
+      EXPECT_EQ(Error(words), place + all_but_lease);
     }
+  }
+  if (is_acquire()) return;
+  for (const std::string_view option :
+       {"WAIT"sv, "SHARED"sv, "LIMIT"sv, "REENTRANT"sv, "SESSION"sv, "LINGER"sv}) {
+    EXPECT_EQ(Error({"o", option, "1"}),
+              "ERR syntax error at " + Quoted(option) + ": expected " + all);
   }
 }
 
@@ -283,85 +307,450 @@ TEST_P(LeaseRequest, BlamesTheFirstMistake) {
   EXPECT_TRUE(Error({"o", "NIX", "PX", "0"}).starts_with("ERR syntax error at \"NIX\""));
 }
 
-// --- LOCK.ACQUIRE only: [WAIT ms] -------------------------------------------------------------
+// --- The key ----------------------------------------------------------------------------------
 
-Parsed<AcquireRequest> Acquire(const Words& words) { return ParseAcquire(words, kDay); }
+// A key is what stands in the key's place, whatever it looks like; the parsers only pass it by.
+TEST(AnyRequest, BeginsWithAnyKey) {
+  const std::string huge(size_t{1} << 20, 'k');
+  for (const std::string_view key :
+       {""sv, "k"sv, "PX"sv, "ALSO"sv, "5"sv, "\0"sv, "a\0b\r\n\xff"sv, std::string_view(huge)}) {
+    const auto acquire = ParseAcquire(Words{key, "o", "PX", "5"}, kDay);
+    ASSERT_EQ(ErrorOf(acquire), "(accepted)");
+    EXPECT_EQ(std::get<AcquireRequest>(acquire).owner, Owner{"o"});
+    const auto touch = ParseTouch(Words{key, "o", "PX", "5"}, kDay);
+    ASSERT_EQ(ErrorOf(touch), "(accepted)");
+    EXPECT_EQ(std::get<TouchRequest>(touch).owner, Owner{"o"});
+    const auto release = ParseRelease(Words{key, "o"});
+    ASSERT_EQ(ErrorOf(release), "(accepted)");
+    EXPECT_EQ(std::get<ReleaseRequest>(release).owner, Owner{"o"});
+    EXPECT_EQ(ErrorOf(ParseFence(Words{key})), "(accepted)");
+  }
+  EXPECT_EQ(ErrorOf(ParseRelease({})), "ERR syntax error: a key is missing");
+  EXPECT_EQ(ErrorOf(ParseFence({})), "ERR syntax error: a key is missing");
+}
 
-TEST(AcquireRequest, WaitsAnywhereAmongTheOptions) {
-  for (const Words& words : std::vector<Words>{{"o", "PX", "5", "WAIT", "70"},
-                                               {"o", "WAIT", "70", "PX", "5"},
-                                               {"o", "wait", "70", "px", "5"}}) {
-    const auto parsed = Acquire(words);
-    ASSERT_EQ(ErrorOf(parsed), "(accepted)") << testing::PrintToString(words);
-    EXPECT_EQ(std::get<AcquireRequest>(parsed).wait, Millis{70});
-    EXPECT_EQ(std::get<AcquireRequest>(parsed).lease, Millis{5});
+// --- LOCK.ACQUIRE only ------------------------------------------------------------------------
+
+Parsed<AcquireRequest> Acquire(const Words& words, const Limits& limits = kDay) {
+  return ParseAcquire(WithKey(words), limits);
+}
+
+// An acquire with a lease and these options.
+Words Plus(const Words& options) {
+  Words words = {"o", "PX", "5"};
+  words.insert(words.end(), options.begin(), options.end());
+  return words;
+}
+
+void ExpectReads(const Words& words, const AcquireRequest& expected) {
+  SCOPED_TRACE(testing::PrintToString(words));
+  const Words command = WithKey(words);  // the request's keys are in here
+  const auto parsed = ParseAcquire(command, kDay);
+  ASSERT_EQ(ErrorOf(parsed), "(accepted)");
+  const auto& request = std::get<AcquireRequest>(parsed);
+  EXPECT_EQ(request.owner, expected.owner);
+  EXPECT_EQ(request.lease, expected.lease);
+  EXPECT_EQ(request.wait, expected.wait);
+  EXPECT_EQ(request.mode, expected.mode);
+  EXPECT_EQ(request.limit, expected.limit);
+  EXPECT_EQ(request.reentrant, expected.reentrant);
+  EXPECT_EQ(request.session, expected.session);
+  EXPECT_EQ(request.linger, expected.linger);
+  EXPECT_EQ(Words(request.also.begin(), request.also.end()),
+            Words(expected.also.begin(), expected.also.end()));
+}
+
+// For its numbers: its other keys would refer to words that are gone.
+AcquireRequest Accepted(const Words& words) {
+  const auto parsed = Acquire(words);
+  EXPECT_EQ(ErrorOf(parsed), "(accepted)") << testing::PrintToString(words);
+  const auto* request = std::get_if<AcquireRequest>(&parsed);
+  AcquireRequest copy = request == nullptr ? AcquireRequest{} : *request;
+  copy.also = {};
+  return copy;
+}
+
+std::string Refused(const Words& words) { return ErrorOf(Acquire(words)); }
+
+TEST(AcquireRequest, WithoutOptionsIsExclusiveAndOneTry) {
+  ExpectReads({"o", "PX", "5"}, {.owner = Owner{"o"},
+                                 .lease = Millis{5},
+                                 .wait = Millis{0},
+                                 .mode = Mode::kExclusive,
+                                 .limit = 1,
+                                 .reentrant = false,
+                                 .session = false,
+                                 .linger = Millis{0},
+                                 .also = {}});
+}
+
+TEST(AcquireRequest, TakesEachOptionInAnyCase) {
+  const AcquireRequest bare{.owner = Owner{"o"}, .lease = Millis{5}};
+  AcquireRequest expected = bare;
+  expected.wait = Millis{70};
+  for (const char* word : {"WAIT", "wait", "wAiT"}) ExpectReads(Plus({word, "70"}), expected);
+  expected = bare;
+  expected.mode = Mode::kShared;
+  for (const char* word : {"SHARED", "shared", "sHaReD"}) ExpectReads(Plus({word}), expected);
+  expected = bare;
+  expected.mode = Mode::kLimit;
+  expected.limit = 3;
+  for (const char* word : {"LIMIT", "limit", "LiMiT"}) ExpectReads(Plus({word, "3"}), expected);
+  expected = bare;
+  expected.reentrant = true;
+  for (const char* word : {"REENTRANT", "reentrant"}) ExpectReads(Plus({word}), expected);
+  expected = bare;
+  expected.session = true;
+  for (const char* word : {"SESSION", "session"}) ExpectReads(Plus({word}), expected);
+  expected = bare;
+  expected.linger = Millis{60};
+  for (const char* word : {"LINGER", "linger"}) ExpectReads(Plus({word, "60"}), expected);
+  expected = bare;
+  const Words keys = {"a", "b"};
+  expected.also = keys;
+  for (const char* word : {"ALSO", "also"}) ExpectReads(Plus({word, "2", "a", "b"}), expected);
+}
+
+// All options in all 720 orders, once shared and reentrant, once with a limit.
+TEST(AcquireRequest, TakesOptionsInAnyOrder) {
+  const Words keys = {"PX", "LIMIT", ""};  // keys, though they look like something else
+  for (const bool shared : {true, false}) {
+    const AcquireRequest expected{.owner = Owner{"WAIT"},
+                                  .lease = Millis{5000},
+                                  .wait = Millis{70},
+                                  .mode = shared ? Mode::kShared : Mode::kLimit,
+                                  .limit = shared ? 1U : 9U,
+                                  .reentrant = shared,
+                                  .session = true,
+                                  .linger = Millis{60},
+                                  .also = keys};
+    std::vector<Words> options = {
+        {"EX", "5"}, {"WAIT", "70"},   shared ? Words{"SHARED", "REENTRANT"} : Words{"LIMIT", "9"},
+        {"SESSION"}, {"LINGER", "60"}, {"ALSO", "3", "PX", "LIMIT", ""}};
+    std::sort(options.begin(), options.end());
+    int orders = 0;
+    do {
+      Words words = {"WAIT"};
+      for (const Words& option : options) words.insert(words.end(), option.begin(), option.end());
+      ExpectReads(words, expected);
+      ++orders;
+    } while (std::next_permutation(options.begin(), options.end()) && !testing::Test::HasFailure());
+    EXPECT_EQ(orders, 720);
   }
 }
 
-TEST(AcquireRequest, DoesNotWaitUnlessAsked) {
-  EXPECT_EQ(std::get<AcquireRequest>(Acquire({"o", "PX", "5"})).wait, Millis{0});
-  EXPECT_EQ(std::get<AcquireRequest>(Acquire({"o", "PX", "5", "WAIT", "0"})).wait, Millis{0});
+TEST(AcquireRequest, EdgesOfItsNumbers) {
+  EXPECT_EQ(Accepted(Plus({"WAIT", "0"})).wait, Millis{0});
+  EXPECT_EQ(Accepted(Plus({"WAIT", "315360000000"})).wait, kMaxWait);
+  EXPECT_EQ(Accepted(Plus({"LIMIT", "1"})).limit, 1);
+  EXPECT_EQ(Accepted(Plus({"LIMIT", "1"})).mode, Mode::kLimit);
+  EXPECT_EQ(Accepted(Plus({"LIMIT", "100000"})).limit, kMaxLimit);
+  EXPECT_EQ(Accepted(Plus({"LINGER", "0"})).linger, Millis{0});
+  EXPECT_EQ(Accepted(Plus({"LINGER", "86400000"})).linger, kDay.max_lease);
 }
 
-TEST(AcquireRequest, WaitsAtMostTenYears) {
-  EXPECT_EQ(std::get<AcquireRequest>(Acquire({"o", "PX", "5", "WAIT", "315360000000"})).wait,
-            kMaxWait);
+// The refusal of a number; what was given follows in quotes.
+std::string MustBe(std::string_view option, const std::string& range) {
+  return "ERR " + std::string(option) + " must be a whole number from " + range +
+         " in plain digits, not ";
 }
 
-TEST(AcquireRequest, RefusesOtherWaits) {
-  for (const std::string_view wait : {"-1"sv, "+1"sv, " 1"sv, "1 "sv, "01"sv, "1.5"sv, "1e3"sv,
-                                      ""sv, "x"sv, "315360000001"sv, "99999999999999999999"sv}) {
-    EXPECT_EQ(ErrorOf(Acquire({"o", "PX", "5", "WAIT", wait})),
-              "ERR WAIT must be a whole number from 0 to 315360000000 in plain digits, not " +
-                  Quoted(wait));
+std::string NumberMissing(std::string_view option) {
+  return "ERR syntax error: the number after " + std::string(option) + " is missing";
+}
+
+TEST(AcquireRequest, RefusesNumbersOutOfRange) {
+  const std::vector<std::pair<std::string, std::string>> ranges = {
+      {"WAIT", "0 to 315360000000"}, {"LIMIT", "1 to 100000"}, {"LINGER", "0 to 86400000"}};
+  for (const auto& [option, range] : ranges) {
+    const std::string must = MustBe(option, range);
+    for (const std::string& number : kNotPlainDigits) {
+      EXPECT_EQ(Refused(Plus({option, number})), must + Quoted(number));
+    }
+    for (const std::string& number : kTooHuge) {
+      EXPECT_EQ(Refused(Plus({option, number})), must + Quoted(number));
+    }
+    EXPECT_EQ(Refused(Plus({option, "9223372036854775807"})), must + "\"9223372036854775807\"");
+    EXPECT_EQ(Refused(Plus({option})), NumberMissing(option));
+    EXPECT_EQ(Refused(Plus({option, "SESSION"})), must + "\"SESSION\"");
   }
-  EXPECT_EQ(ErrorOf(Acquire({"o", "PX", "5", "WAIT"})),
-            "ERR syntax error: the number after WAIT is missing");
-  EXPECT_EQ(ErrorOf(Acquire({"o", "WAIT", "1", "PX", "5", "WAIT", "1"})),
-            "ERR syntax error: WAIT is given twice");
-  EXPECT_EQ(ErrorOf(Acquire({"o", "WAIT", "1"})),
+  EXPECT_EQ(Refused(Plus({"WAIT", "315360000001"})),
+            "ERR WAIT must be a whole number from 0 to 315360000000 in plain digits, not "
+            "\"315360000001\"");
+  for (const std::string_view limit : {"0", "100001", "1000000000", "4294967296", "4294967297"}) {
+    EXPECT_EQ(
+        Refused(Plus({"LIMIT", limit})),
+        "ERR LIMIT must be a whole number from 1 to 100000 in plain digits, not " + Quoted(limit));
+  }
+  EXPECT_EQ(Refused(Plus({"LINGER", "86400001"})),
+            "ERR LINGER must be a whole number from 0 to 86400000 in plain digits, not "
+            "\"86400001\"");
+}
+
+// As long as the longest lease, however that is set.
+TEST(AcquireRequest, LingersAtMostAsLongAsALease) {
+  for (const int64_t most : {int64_t{1}, int64_t{999}, int64_t{60'000}, int64_t{315'360'000'000}}) {
+    const Limits limits{.max_lease = Millis{most}};
+    const std::string last = std::to_string(most);
+    const std::string beyond = std::to_string(most + 1);
+    const auto parsed = Acquire({"o", "PX", "1", "LINGER", last}, limits);
+    ASSERT_EQ(ErrorOf(parsed), "(accepted)");
+    EXPECT_EQ(std::get<AcquireRequest>(parsed).linger, Millis{most});
+    EXPECT_EQ(ErrorOf(Acquire({"o", "PX", "1", "LINGER", beyond}, limits)),
+              MustBe("LINGER", "0 to " + last) + Quoted(beyond));
+  }
+}
+
+TEST(AcquireRequest, RefusesOptionsGivenTwice) {
+  const std::vector<std::pair<Words, std::string>> cases = {
+      {{"WAIT", "1", "WAIT", "1"}, "WAIT is given twice"},
+      {{"WAIT", "0", "wait", "0"}, "WAIT is given twice"},
+      {{"WAIT", "1", "WAIT"}, "WAIT is given twice"},
+      {{"WAIT", "1", "SHARED", "WAIT", "x"}, "WAIT is given twice"},
+      {{"REENTRANT", "REENTRANT"}, "REENTRANT is given twice"},
+      {{"REENTRANT", "SESSION", "reentrant"}, "REENTRANT is given twice"},
+      {{"SESSION", "SESSION"}, "SESSION is given twice"},
+      {{"session", "LINGER", "5", "SESSION"}, "SESSION is given twice"},
+      {{"LINGER", "5", "LINGER", "5"}, "LINGER is given twice"},
+      {{"LINGER", "0", "LINGER", "0"}, "LINGER is given twice"},
+      {{"ALSO", "1", "a", "ALSO", "1", "b"}, "ALSO is given twice"},
+      {{"ALSO", "1", "a", "ALSO"}, "ALSO is given twice"},
+      {{"SHARED", "SHARED"}, "the mode is given twice, give SHARED or LIMIT once"},
+      {{"LIMIT", "3", "LIMIT", "3"}, "the mode is given twice, give SHARED or LIMIT once"},
+      {{"SHARED", "LIMIT", "3"}, "the mode is given twice, give SHARED or LIMIT once"},
+      {{"LIMIT", "3", "SHARED"}, "the mode is given twice, give SHARED or LIMIT once"},
+      {{"LIMIT", "3", "SESSION", "limit"}, "the mode is given twice, give SHARED or LIMIT once"},
+      {{"LIMIT", "3", "LIMIT", "0"}, "the mode is given twice, give SHARED or LIMIT once"},
+      {{"PX", "5"}, "the lease is given twice, give PX or EX once"},
+      {{"SHARED", "EX", "5"}, "the lease is given twice, give PX or EX once"},
+  };
+  for (const auto& [options, error] : cases) {
+    EXPECT_EQ(Refused(Plus(options)), "ERR syntax error: " + error)
+        << testing::PrintToString(options);
+  }
+}
+
+TEST(AcquireRequest, RefusesReentrantWithALimit) {
+  const std::string error =
+      "ERR syntax error: REENTRANT does not go with LIMIT, an owner has one permit: leave one out";
+  EXPECT_EQ(Refused(Plus({"REENTRANT", "LIMIT", "3"})), error);
+  EXPECT_EQ(Refused(Plus({"LIMIT", "1", "SESSION", "REENTRANT"})), error);
+  EXPECT_EQ(Refused({"o", "LIMIT", "1", "REENTRANT", "EX", "5"}), error);
+  EXPECT_TRUE(Accepted(Plus({"REENTRANT", "SHARED"})).reentrant);
+  // What is missing is said first.
+  EXPECT_EQ(Refused({"o", "LIMIT", "1", "REENTRANT"}),
             "ERR syntax error: the lease is missing, give PX ms or EX s");
 }
 
-// --- LOCK.RELEASE: owner ----------------------------------------------------------------------
+TEST(AcquireRequest, NamesOnlyTheOptionsThatAreLeft) {
+  const std::vector<std::pair<Words, std::string>> cases = {
+      {{"SHARED"}, "WAIT ms, REENTRANT, SESSION, LINGER ms or ALSO numkeys key [key ...]"},
+      {{"LIMIT", "2", "WAIT", "1"}, "REENTRANT, SESSION, LINGER ms or ALSO numkeys key [key ...]"},
+      {{"SHARED", "WAIT", "1", "REENTRANT", "SESSION"}, "LINGER ms or ALSO numkeys key [key ...]"},
+      {{"SHARED", "WAIT", "1", "REENTRANT", "SESSION", "LINGER", "0"},
+       "ALSO numkeys key [key ...]"},
+      {{"SHARED", "WAIT", "0", "REENTRANT", "SESSION", "LINGER", "0", "ALSO", "1", "a"},
+       "nothing more"},
+  };
+  for (const auto& [options, expected] : cases) {
+    Words words = Plus(options);
+    words.emplace_back("NIX");
+    EXPECT_EQ(Refused(words), "ERR syntax error at \"NIX\": expected " + expected);
+  }
+  EXPECT_EQ(Refused({"o", "NIX"}),
+            "ERR syntax error at \"NIX\": expected " + std::string(kAnyOption));
+}
+
+TEST(AcquireRequest, NeedsALeaseWhateverElseIsSaid) {
+  EXPECT_EQ(Refused({"o", "SHARED", "WAIT", "1", "SESSION", "LINGER", "5", "ALSO", "1", "a"}),
+            "ERR syntax error: the lease is missing, give PX ms or EX s");
+}
+
+// --- ALSO, which three commands have ----------------------------------------------------------
+
+struct AlsoReading {
+  Words also;
+  std::string error = "(accepted)";
+};
+
+template <typename Request>
+AlsoReading ReadAlso(const Parsed<Request>& parsed) {
+  if (const auto* error = std::get_if<ParseError>(&parsed)) return {.error = error->text};
+  const Keys also = std::get<Request>(parsed).also;
+  return {.also = Words(also.begin(), also.end())};
+}
+
+struct AlsoCommand {
+  const char* name;
+  Words before;  // what stands before the options
+  AlsoReading (*read)(const Words&);
+};
+
+class AlsoOption : public testing::TestWithParam<AlsoCommand> {
+ protected:
+  // The command for the key "first" with `ALSO count keys...`.
+  static AlsoReading Read(std::string_view count, const Words& keys, const Words& after = {}) {
+    Words words = GetParam().before;
+    words.insert(words.end(), {"ALSO", count});
+    words.insert(words.end(), keys.begin(), keys.end());
+    words.insert(words.end(), after.begin(), after.end());
+    return GetParam().read(words);
+  }
+  static std::string Error(std::string_view count, const Words& keys, const Words& after = {}) {
+    return Read(count, keys, after).error;
+  }
+  static std::vector<std::string> Names(size_t count) {
+    std::vector<std::string> names;
+    for (size_t i = 0; i < count; ++i) names.push_back("key " + std::to_string(i));
+    return names;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Commands, AlsoOption,
+    testing::Values(
+        AlsoCommand{"Acquire",
+                    {"first", "o", "PX", "5"},
+                    [](const Words& words) { return ReadAlso(ParseAcquire(words, kDay)); }},
+        AlsoCommand{"Touch",
+                    {"first", "o", "PX", "5"},
+                    [](const Words& words) { return ReadAlso(ParseTouch(words, kDay)); }},
+        AlsoCommand{"Release",
+                    {"first", "o"},
+                    [](const Words& words) { return ReadAlso(ParseRelease(words)); }}),
+    [](const auto& param_info) { return std::string(param_info.param.name); });
+
+TEST_P(AlsoOption, TakesAsManyKeysAsItSays) {
+  EXPECT_EQ(Read("1", {"a"}).also, Words{"a"});
+  EXPECT_EQ(Read("3", {"c", "a", "b"}).also, (Words{"c", "a", "b"}));
+  // Keys are any bytes, and so are those that look like options.
+  const Words odd = {"ALSO", "PX", "5", "", "\0"sv, "\0\0"sv, "o", "FIRST", "first\0"sv, "\xff"};
+  EXPECT_EQ(Read("10", odd).also, odd);
+  for (const size_t count : {size_t{63}, size_t{64}}) {
+    const std::vector<std::string> names = Names(count);
+    const Words keys(names.begin(), names.end());
+    EXPECT_EQ(Read(std::to_string(count), keys).also, keys);
+  }
+}
+
+TEST_P(AlsoOption, RefusesOtherNumbers) {
+  const std::string must = "ERR ALSO must be a whole number from 1 to 64 in plain digits, not ";
+  const std::vector<std::string> names = Names(70);
+  const Words keys(names.begin(), names.end());
+  for (const std::string_view count : {"0", "65", "10000", "4294967297", "9223372036854775807"}) {
+    EXPECT_EQ(Error(count, keys), must + Quoted(count));
+  }
+  for (const std::string& count : kNotPlainDigits) {
+    EXPECT_EQ(Error(count, keys), must + Quoted(count));
+  }
+  for (const std::string& count : kTooHuge) EXPECT_EQ(Error(count, keys), must + Quoted(count));
+  Words bare = GetParam().before;
+  bare.emplace_back("ALSO");
+  EXPECT_EQ(GetParam().read(bare).error, "ERR syntax error: the number after ALSO is missing");
+}
+
+TEST_P(AlsoOption, RefusesTooFewKeys) {
+  const auto error = [](int announced, int follow) {
+    return "ERR syntax error: ALSO announces " + std::to_string(announced) +
+           " more keys, but only " + std::to_string(follow) + " arguments follow";
+  };
+  EXPECT_EQ(Error("1", {}), error(1, 0));
+  EXPECT_EQ(Error("2", {"a"}), error(2, 1));
+  EXPECT_EQ(Error("64", {"a", "b", "c"}), error(64, 3));
+}
+
+TEST_P(AlsoOption, RefusesTooManyKeys) {
+  const std::string error = Error("1", {"a", "b"});
+  EXPECT_TRUE(error.starts_with("ERR syntax error at \"b\": expected ")) << error;
+  if (GetParam().name != "Acquire"sv) {
+    EXPECT_TRUE(error.ends_with("expected nothing more")) << error;
+  }
+}
+
+TEST_P(AlsoOption, IsGivenOnce) {
+  EXPECT_EQ(Error("1", {"a"}, {"ALSO", "1", "b"}), "ERR syntax error: ALSO is given twice");
+  EXPECT_EQ(Error("1", {"a"}, {"also"}), "ERR syntax error: ALSO is given twice");
+}
+
+TEST_P(AlsoOption, RefusesAKeyNamedTwice) {
+  const auto error = [](std::string_view key) {
+    return "ERR the key " + Quoted(key) + " is named twice, name each lock once";
+  };
+  EXPECT_EQ(Error("1", {"first"}), error("first"));
+  EXPECT_EQ(Error("2", {"a", "first"}), error("first"));
+  EXPECT_EQ(Error("2", {"a", "a"}), error("a"));
+  EXPECT_EQ(Error("3", {"a", "b", "a"}), error("a"));
+  EXPECT_EQ(Error("2", {"", ""}), error(""));
+  EXPECT_EQ(Error("2", {"\r\n"sv, "\r\n"sv}), error("\r\n"));
+  const std::string huge(size_t{1} << 20, 'k');
+  EXPECT_EQ(Error("2", {huge, huge}), error(huge));
+  // The first and the last of all that can be named.
+  std::vector<std::string> names = Names(64);
+  names.back() = names.front();
+  EXPECT_EQ(Error("64", Words(names.begin(), names.end())), error("key 0"));
+  names.back() = "first";
+  EXPECT_EQ(Error("64", Words(names.begin(), names.end())), error("first"));
+}
+
+// Keys that a careless comparison would take for one.
+TEST_P(AlsoOption, ComparesKeysByteForByte) {
+  const Words keys = {"a"sv, "A"sv, "a\0"sv, "a "sv, "aa"sv, "First"sv, "first "sv, "firs"sv};
+  EXPECT_EQ(Read("8", keys).also, keys);
+}
+
+TEST(AlsoOptionOfTouch, StandsBeforeOrAfterTheLease) {
+  const auto parsed = ParseTouch(Words{"first", "o", "ALSO", "2", "a", "PX", "PX", "5"}, kDay);
+  ASSERT_EQ(ErrorOf(parsed), "(accepted)");
+  EXPECT_EQ(std::get<TouchRequest>(parsed).lease, Millis{5});
+  EXPECT_EQ(std::get<TouchRequest>(parsed).also.size(), 2);
+  EXPECT_EQ(ErrorOf(ParseTouch(Words{"first", "o", "ALSO", "1", "a"}, kDay)),
+            "ERR syntax error: the lease is missing, give PX ms or EX s");
+  EXPECT_EQ(ErrorOf(ParseTouch(Words{"first", "o", "ALSO", "1", "a", "NIX"}, kDay)),
+            "ERR syntax error at \"NIX\": expected PX ms or EX s");
+}
+
+// --- LOCK.RELEASE: key owner [ALSO numkeys key [key ...]] -------------------------------------
 
 TEST(ReleaseRequest, Accepts) {
   for (const std::string& owner :
-       {"o"s, "PX"s, " "s, "\0"s, "a\0b\r\n\xff"s, std::string(256, '\xfe')}) {
-    const auto parsed = ParseRelease(Words{owner});
+       {"o"s, "PX"s, " "s, "\0"s, "a\0b\r\n\xff"s, "ALSO"s, std::string(256, '\xfe')}) {
+    const auto parsed = ParseRelease(WithKey({owner}));
     ASSERT_EQ(ErrorOf(parsed), "(accepted)");
     EXPECT_EQ(std::get<ReleaseRequest>(parsed).owner, Owner{owner});
+    EXPECT_TRUE(std::get<ReleaseRequest>(parsed).also.empty());
   }
 }
 
 TEST(ReleaseRequest, Refuses) {
   const std::string long_owner(257, 'o');
   const std::string huge_owner(size_t{10} << 20, 'o');
+  const std::string also = "expected ALSO numkeys key [key ...]";
   const std::vector<std::pair<Words, std::string>> cases = {
       {{}, "ERR syntax error: an owner is missing"},
       {{""}, "ERR the owner must have 1 to 256 bytes, not 0"},
       {{long_owner}, "ERR the owner must have 1 to 256 bytes, not 257"},
       {{huge_owner}, "ERR the owner must have 1 to 256 bytes, not 10485760"},
       {{"", "more"}, "ERR the owner must have 1 to 256 bytes, not 0"},
-      {{"o", "o"}, "ERR syntax error at \"o\": expected nothing more"},
-      {{"o", ""}, "ERR syntax error at \"\": expected nothing more"},
-      {{"o", "PX", "5"}, "ERR syntax error at \"PX\": expected nothing more"},
-      {{"o", "ALSO", "1", "k"}, "ERR syntax error at \"ALSO\": expected nothing more"},
-      {{"o", "\r\n+OK"}, "ERR syntax error at \"\\x0d\\x0a+OK\": expected nothing more"},
+      {{"o", "o"}, "ERR syntax error at \"o\": " + also},
+      {{"o", ""}, "ERR syntax error at \"\": " + also},
+      {{"o", "PX", "5"}, "ERR syntax error at \"PX\": " + also},
+      {{"o", "ALSOS", "1", "k"}, "ERR syntax error at \"ALSOS\": " + also},
+      {{"o", "ALSO", "1", "k", "k"}, "ERR syntax error at \"k\": expected nothing more"},
+      {{"o", "\r\n+OK"}, "ERR syntax error at \"\\x0d\\x0a+OK\": " + also},
   };
-  for (const auto& [words, error] : cases) EXPECT_EQ(ErrorOf(ParseRelease(words)), error);
+  for (const auto& [words, error] : cases) EXPECT_EQ(ErrorOf(ParseRelease(WithKey(words))), error);
 }
 
-// --- LOCK.FENCE: [token] ----------------------------------------------------------------------
+// --- LOCK.FENCE: key [token] ------------------------------------------------------------------
 
 TEST(FenceRequest, Accepts) {
-  const auto without = ParseFence({});
+  const auto without = ParseFence(Words{"k"});
   ASSERT_EQ(ErrorOf(without), "(accepted)");
   EXPECT_EQ(std::get<FenceRequest>(without).token, std::nullopt);
   for (const uint64_t token : {uint64_t{1}, uint64_t{9}, uint64_t{10}, uint64_t{1700000000000000},
                                kMaxToken.value - 1, kMaxToken.value}) {
     const std::string text = std::to_string(token);
-    const auto parsed = ParseFence(Words{text});
+    const auto parsed = ParseFence(Words{"k", text});
     ASSERT_EQ(ErrorOf(parsed), "(accepted)");
     EXPECT_EQ(std::get<FenceRequest>(parsed).token, Token{token});
   }
@@ -370,20 +759,17 @@ TEST(FenceRequest, Accepts) {
 TEST(FenceRequest, Refuses) {
   const std::string must =
       "ERR the token must be a whole number from 1 to 9007199254740991 in plain digits, not ";
-  EXPECT_EQ(ErrorOf(ParseFence(Words{"0"})), must + "\"0\"");
-  EXPECT_EQ(ErrorOf(ParseFence(Words{"9007199254740992"})), must + "\"9007199254740992\"");
-  EXPECT_EQ(ErrorOf(ParseFence(Words{"9223372036854775807"})), must + "\"9223372036854775807\"");
+  const auto error = [](const Words& words) { return ErrorOf(ParseFence(WithKey(words))); };
+  EXPECT_EQ(error({"0"}), must + "\"0\"");
+  EXPECT_EQ(error({"9007199254740992"}), must + "\"9007199254740992\"");
+  EXPECT_EQ(error({"9223372036854775807"}), must + "\"9223372036854775807\"");
   for (const std::string& number : kNotPlainDigits) {
-    EXPECT_EQ(ErrorOf(ParseFence(Words{number})), must + Quoted(number));
+    EXPECT_EQ(error({number}), must + Quoted(number));
   }
-  for (const std::string& number : kTooHuge) {
-    EXPECT_EQ(ErrorOf(ParseFence(Words{number})), must + Quoted(number));
-  }
-  EXPECT_EQ(ErrorOf(ParseFence(Words{"5", "THEN", "SET"})),
-            "ERR syntax error at \"THEN\": expected nothing more");
-  EXPECT_EQ(ErrorOf(ParseFence(Words{"5", "5"})),
-            "ERR syntax error at \"5\": expected nothing more");
-  EXPECT_EQ(ErrorOf(ParseFence(Words{"x", "THEN"})), must + "\"x\"");
+  for (const std::string& number : kTooHuge) EXPECT_EQ(error({number}), must + Quoted(number));
+  EXPECT_EQ(error({"5", "THEN", "SET"}), "ERR syntax error at \"THEN\": expected nothing more");
+  EXPECT_EQ(error({"5", "5"}), "ERR syntax error at \"5\": expected nothing more");
+  EXPECT_EQ(error({"x", "THEN"}), must + "\"x\"");
 }
 
 // --- The pieces -------------------------------------------------------------------------------
@@ -437,18 +823,35 @@ TEST(Quoted, ShowsFortyBytesAtMost) {
   EXPECT_EQ(Quoted(std::string(41, '\0')).size(), 40 * 4 + 2 + "... (41 bytes)"sv.size());
 }
 
+TEST(Unquoted, LeavesAPlainWordAsItIs) {
+  const std::string forty(40, 'w');
+  for (const std::string& word : {"orders:42"s, "{tag}a"s, "'"s, "!"s, "~"s, forty}) {
+    EXPECT_EQ(Unquoted(word), word);
+  }
+  for (const std::string& other :
+       {""s, "two words"s, "a\"b"s, "a\\b"s, "\n"s, "\0"s, "\x7f"s, "\xff"s, forty + "w"}) {
+    EXPECT_EQ(Unquoted(other), Quoted(other));
+  }
+}
+
 // Whatever bytes come in: a request in its ranges, or one printable line that begins with ERR.
 TEST(AnyRequest, RandomBytesGiveAValidRequestOrAPrintableLine) {
   constexpr uint64_t kSeed = 20260115;
   constexpr int kRounds = 50'000;
-  const std::array known = {"PX"sv, "ex"sv, "owner"sv, "1"sv, "86400"sv, "9007199254740991"sv};
+  const std::array known = {"PX"sv,      "ex"sv,
+                            "owner"sv,   "1"sv,
+                            "2"sv,       "86400"sv,
+                            "WAIT"sv,    "SHARED"sv,
+                            "limit"sv,   "REENTRANT"sv,
+                            "SESSION"sv, "LINGER"sv,
+                            "ALSO"sv,    "9007199254740991"sv};
   std::mt19937_64 random(kSeed);
   const auto below = [&](uint64_t bound) { return random() % bound; };
   int accepted = 0;
   int refused = 0;
   const auto check = [&](const auto& parsed, const auto& is_valid) {
     if (const auto* error = std::get_if<ParseError>(&parsed)) {
-      EXPECT_TRUE(error->text.starts_with("ERR ") && error->text.size() < 300 &&
+      EXPECT_TRUE(error->text.starts_with("ERR ") && error->text.size() < 400 &&
                   IsOnePrintableLine(error->text))
           << error->text;
       ++refused;
@@ -457,17 +860,18 @@ TEST(AnyRequest, RandomBytesGiveAValidRequestOrAPrintableLine) {
       ++accepted;
     }
   };
-  const auto is_owner = [](Owner owner) {
-    return !owner.bytes.empty() && owner.bytes.size() <= 256;
+  const auto is_owned = [](const auto& request) {
+    return !request.owner.bytes.empty() && request.owner.bytes.size() <= 256 &&
+           request.also.size() <= 64;
   };
   const auto is_leased = [&](const auto& request) {
-    return is_owner(request.owner) && request.lease >= Millis{1} && request.lease <= kDay.max_lease;
+    return is_owned(request) && request.lease >= Millis{1} && request.lease <= kDay.max_lease;
   };
   for (int round = 0; round < kRounds && !testing::Test::HasFailure(); ++round) {
     SCOPED_TRACE(testing::Message() << "seed " << kSeed << ", round " << round);
-    std::vector<std::string> args(below(5));
+    std::vector<std::string> args(below(9));
     for (std::string& arg : args) {
-      if (below(2) == 0) {
+      if (below(4) != 0) {
         arg = known.at(below(known.size()));
       } else {
         arg.resize(below(8) == 0 ? below(300) : below(8));
@@ -475,9 +879,14 @@ TEST(AnyRequest, RandomBytesGiveAValidRequestOrAPrintableLine) {
       }
     }
     const Words words(args.begin(), args.end());
-    check(ParseAcquire(words, kDay), is_leased);
+    check(ParseAcquire(words, kDay), [&](const AcquireRequest& request) {
+      return is_leased(request) && request.wait >= Millis{0} && request.wait <= kMaxWait &&
+             request.linger >= Millis{0} && request.linger <= kDay.max_lease &&
+             request.limit >= 1 && request.limit <= kMaxLimit &&
+             (request.mode == Mode::kLimit ? !request.reentrant : request.limit == 1);
+    });
     check(ParseTouch(words, kDay), is_leased);
-    check(ParseRelease(words), [&](const auto& request) { return is_owner(request.owner); });
+    check(ParseRelease(words), is_owned);
     check(ParseFence(words), [](const FenceRequest& request) {
       return !request.token.has_value() ||
              (*request.token >= kMinToken && *request.token <= kMaxToken);

@@ -1,0 +1,278 @@
+#include "core/decide.h"
+
+#include <algorithm>
+
+namespace turnstile {
+
+void Crowd::Add(Mode mode, uint32_t limit) {
+  ++size;
+  all_shared = all_shared && mode == Mode::kShared;
+  all_limit = all_limit && mode == Mode::kLimit;
+  if (mode == Mode::kLimit) least_limit = std::min(least_limit, limit);
+}
+
+namespace {
+
+// A plain lock that is still in force.
+const PlainLock* PlainIn(const Place& place, Instant now) {
+  return place.plain.has_value() && now <= place.plain->end ? &*place.plain : nullptr;
+}
+
+bool IsOwnPlain(const Place& place, Owner owner, Instant now) {
+  const PlainLock* plain = PlainIn(place, now);
+  return plain != nullptr && plain->value == owner.bytes;
+}
+
+// The owner's hold, ended or not.
+std::optional<Hold> OwnHold(const Place& place, Owner owner) {
+  return place.lock == nullptr ? std::nullopt : place.lock->Find(owner);
+}
+
+std::optional<Hold> OwnLiveHold(const Place& place, Owner owner, Instant now) {
+  const std::optional<Hold> own = OwnHold(place, owner);
+  return own.has_value() && own->LiveAt(now) ? own : std::nullopt;
+}
+
+// How many others keep the owner out.
+size_t OthersIn(const Place& place, Owner owner, Instant now) {
+  if (const PlainLock* plain = PlainIn(place, now); plain != nullptr) {
+    return plain->value == owner.bytes ? 0 : 1;
+  }
+  if (place.lock == nullptr) return 0;
+  const std::optional<Hold> own = place.lock->Find(owner);
+  return place.lock->KeepingOut(now) - (own.has_value() && own->KeepsOutAt(now) ? 1 : 0);
+}
+
+// What keeps the request waiting, if anything does.
+std::optional<Outcome> ObstacleIn(const Site& site, const AcquireRequest& request, Instant now) {
+  const size_t others = OthersIn(site.place, request.owner, now);
+  const bool same_kind = ModeOf(site.place) == request.mode && PlainIn(site.place, now) == nullptr;
+  const bool is_shared = request.mode == Mode::kShared;
+  const bool is_limit = request.mode == Mode::kLimit;
+  const bool fits_in = same_kind && (is_shared || (is_limit && others < request.limit));
+  if (others > 0 && !fits_in) return Outcome::kHeldByOther;
+
+  const Crowd& ahead = site.ahead;
+  if (ahead.size == 0) return std::nullopt;
+  // If the asker's own hold, of another kind, keeps those ahead waiting, it must not pass them.
+  const bool keeps_them = !same_kind && CountHolders(site.place, now) > others;
+  const bool fits_ahead = (is_shared && ahead.all_shared) ||
+                          (is_limit && ahead.all_limit &&
+                           others + ahead.size + 1 <= std::min(request.limit, ahead.least_limit));
+  if (keeps_them || !fits_ahead) return Outcome::kOthersWait;
+  return std::nullopt;
+}
+
+// The answer of one lock alone; a grant still lacks its token.
+Admission DecideOne(const Site& site, const AcquireRequest& request, Instant now) {
+  const Place& place = site.place;
+  // A plain lock is taken over by its owner whoever waits: it held the lock before they came.
+  if (IsOwnPlain(place, request.owner, now)) return {Outcome::kGranted, {}};
+  const std::optional<Hold> own = OwnLiveHold(place, request.owner, now);
+  if (!own.has_value()) {
+    return {ObstacleIn(site, request, now).value_or(Outcome::kGranted), {}};
+  }
+  if (request.reentrant && own->count == std::numeric_limits<uint32_t>::max()) {
+    return {Outcome::kCountedOut, {}};
+  }
+  const Mode mode = place.lock->mode();
+  if (mode == request.mode) return {Outcome::kHeldAlready, own->token};
+  if (mode == Mode::kExclusive && request.mode == Mode::kShared) {
+    return {Outcome::kDowngraded, own->token};
+  }
+  if (mode == Mode::kShared && request.mode == Mode::kExclusive) {
+    return {ObstacleIn(site, request, now).value_or(Outcome::kUpgraded), {}};
+  }
+  return {Outcome::kOtherMode, {}};
+}
+
+// The answer of several locks: what is true of all of them, or the reason why not.
+Admission DecideAll(std::span<const Site> sites, const AcquireRequest& request, Instant now) {
+  size_t holds = 0;
+  size_t plain = 0;
+  std::optional<Token> token;
+  bool apart = false;
+  for (const Site& site : sites) {
+    if (IsOwnPlain(site.place, request.owner, now)) {
+      ++plain;
+    } else if (const auto own = OwnLiveHold(site.place, request.owner, now); own.has_value()) {
+      ++holds;
+      apart = apart || own->token != token.value_or(own->token);
+      token = own->token;
+    }
+  }
+  if (holds + plain > 0 && holds + plain < sites.size()) return {Outcome::kHoldsSome, {}};
+  if (apart || (holds > 0 && plain > 0)) return {Outcome::kHoldsApart, {}};
+
+  Admission all{Outcome::kGranted, {}};
+  for (const Site& site : sites) {
+    if (holds > 0 && IsUpgrade(site.place, request, now)) return {Outcome::kUpgradesSeveral, {}};
+    const Admission one = DecideOne(site, request, now);
+    if (!one.granted()) return one;
+    all = one;
+  }
+  return all;
+}
+
+}  // namespace
+
+Admission Decide(std::span<const Site> sites, const AcquireRequest& request, FineInstant now,
+                 const TokenClock& clock) {
+  const Instant moment = ToInstant(now);
+  Admission admission = sites.size() == 1 ? DecideOne(sites.front(), request, moment)
+                                          : DecideAll(sites, request, moment);
+  if (admission.outcome == Outcome::kGranted || admission.outcome == Outcome::kUpgraded) {
+    const std::optional<Token> token = clock.Next(now);
+    if (!token.has_value()) return {Outcome::kTokensUsedUp, {}};
+    admission.token = *token;
+  }
+  return admission;
+}
+
+Held HeldBy(const Place& place, const AcquireRequest& request, Token token, Instant now) {
+  Hold hold{.owner = request.owner,
+            .token = token,
+            .since = now,
+            .end = now + request.lease,
+            .linger = request.linger};
+  if (const auto own = OwnLiveHold(place, request.owner, now); own.has_value()) {
+    if (own->token == token) hold.since = own->since;
+    hold.count = own->count + (request.reentrant ? 1 : 0);
+  }
+  return Held{request.mode, hold};
+}
+
+bool IsBlocked(const Site& site, const AcquireRequest& request, Instant now) {
+  return DecideOne(site, request, now).busy();
+}
+
+std::optional<Hold> HoldToUpgrade(const Place& place, const AcquireRequest& request, Instant now) {
+  if (request.mode != Mode::kExclusive || ModeOf(place) != Mode::kShared) return std::nullopt;
+  return OwnLiveHold(place, request.owner, now);
+}
+
+bool IsUpgrade(const Place& place, const AcquireRequest& request, Instant now) {
+  return HoldToUpgrade(place, request, now).has_value();
+}
+
+namespace {
+
+// The answer to an owner that has nothing to give up or to prolong.
+Outcome Missing(const Place& place, Owner owner, Instant now) {
+  if (OthersIn(place, owner, now) > 0) return Outcome::kHeldByOther;
+  return OwnHold(place, owner).has_value() ? Outcome::kLeaseEnded : Outcome::kFree;
+}
+
+}  // namespace
+
+Decision Decide(const Place& place, const ReleaseRequest& request, Instant now) {
+  if (IsOwnPlain(place, request.owner, now)) return {Outcome::kReleased, PlainFreed{}};
+  const std::optional<Hold> own = OwnHold(place, request.owner);
+  if (own.has_value() && own->LiveAt(now)) return {Outcome::kReleased, Released{request.owner}};
+  if (own.has_value() && own->KeepsOutAt(now)) return {Outcome::kLingerCut, Ended{request.owner}};
+  return {Missing(place, request.owner, now), std::nullopt};
+}
+
+Decision Decide(const Place& place, const TouchRequest& request, Instant now) {
+  const Instant end = now + request.lease;
+  if (IsOwnPlain(place, request.owner, now)) return {Outcome::kTouched, PlainExtended{end}};
+  std::optional<Hold> own = OwnLiveHold(place, request.owner, now);
+  if (!own.has_value()) return {Missing(place, request.owner, now), std::nullopt};
+  own->end = end;
+  return {Outcome::kTouched, Held{place.lock->mode(), *own}};
+}
+
+Decision DecideSessionEnd(const Place& place, Owner owner, Instant now) {
+  std::optional<Hold> own = OwnLiveHold(place, owner, now);
+  if (!own.has_value()) return {Missing(place, owner, now), std::nullopt};
+  if (own->linger == Millis{0}) return {Outcome::kReleased, Ended{owner}};
+  // From here on it only lingers: at no moment, also of a clock that is set back, is it live again.
+  own->linger += std::max(now - Millis{1}, kMinInstant) - kMinInstant;
+  own->end = kMinInstant;
+  return {Outcome::kReleased, Held{place.lock->mode(), *own}};
+}
+
+Decision DecideTakeBack(const Place& place, Owner owner, Token token,
+                        const std::optional<Hold>& upgraded, Instant now) {
+  const std::optional<Hold> own = OwnLiveHold(place, owner, now);
+  if (!own.has_value() || own->token != token) {
+    return {Missing(place, owner, now), std::nullopt};
+  }
+  if (upgraded.has_value() && upgraded->KeepsOutAt(now)) {
+    return {Outcome::kReleased, Held{Mode::kShared, *upgraded}};
+  }
+  return {Outcome::kReleased, Ended{owner}};
+}
+
+std::vector<Ended> Overdue(const Place& place, Instant now) {
+  std::vector<Ended> overdue;
+  if (place.lock == nullptr) return overdue;
+  const size_t count = place.lock->size() - place.lock->KeepingOut(now);
+  for (size_t i = 0; i < count; ++i) {
+    overdue.push_back({place.lock->at(Lock::Order::kByClosing, i).owner});
+  }
+  return overdue;
+}
+
+std::vector<Ended> OverdueBefore(const Place& place, const Change& next, Instant now) {
+  Owner changed{};
+  if (const auto* held = std::get_if<Held>(&next); held != nullptr) {
+    if (!Joins(place.lock, held->mode)) return {};
+    changed = held->hold.owner;
+  } else if (const auto* released = std::get_if<Released>(&next); released != nullptr) {
+    changed = released->owner;
+  } else if (const auto* ended = std::get_if<Ended>(&next); ended != nullptr) {
+    changed = ended->owner;
+  }
+  std::vector<Ended> overdue = Overdue(place, now);
+  std::erase_if(overdue, [&](const Ended& ended) { return ended.owner == changed; });
+  return overdue;
+}
+
+std::optional<Token> CurrentToken(const Place& place, Instant now) {
+  if (place.lock == nullptr) return std::nullopt;
+  for (size_t i = place.lock->size(); i > 0; --i) {
+    const Hold hold = place.lock->at(Lock::Order::kByToken, i - 1);
+    if (hold.LiveAt(now)) return hold.token;
+  }
+  return std::nullopt;
+}
+
+bool IsCurrent(const Place& place, Token token, Instant now) {
+  return place.lock != nullptr && place.lock->HasLive(token, now);
+}
+
+std::vector<Holder> HoldersOf(const Place& place, Instant now) {
+  if (const PlainLock* plain = PlainIn(place, now); plain != nullptr) {
+    const std::string_view value = plain->value;
+    return {Holder{Owner{value.size() <= kMaxOwnerBytes ? value : ""}, plain->end, Millis{0}}};
+  }
+  std::vector<Holder> holders;
+  if (place.lock == nullptr) return holders;
+  for (size_t i = 0; i < place.lock->size(); ++i) {
+    const Hold hold = place.lock->at(Lock::Order::kByToken, i);
+    if (hold.KeepsOutAt(now)) holders.push_back({hold.owner, hold.closes(), hold.linger});
+  }
+  return holders;
+}
+
+size_t CountHolders(const Place& place, Instant now) {
+  if (place.lock != nullptr) return place.lock->KeepingOut(now);
+  return PlainIn(place, now) == nullptr ? 0 : 1;
+}
+
+Millis LingerLeft(const Place& place, Instant now) {
+  if (place.lock == nullptr) return Millis{0};
+  for (size_t i = place.lock->size(); i > 0; --i) {
+    const Hold hold = place.lock->at(Lock::Order::kByClosing, i - 1);
+    if (!hold.KeepsOutAt(now)) break;
+    if (!hold.LiveAt(now)) return hold.closes() - now;
+  }
+  return Millis{0};
+}
+
+Mode ModeOf(const Place& place) {
+  return place.lock == nullptr ? Mode::kExclusive : place.lock->mode();
+}
+
+}  // namespace turnstile

@@ -1,0 +1,161 @@
+// The rules: who gets a lock, who may release and prolong it.
+//
+// Leases. A hold ends by itself when its lease is over, so a crashed holder blocks nobody for ever.
+// The lease stored in the lock decides, not the TTL of the Redis key, which strangers can change: a
+// lock whose leases are over is free even while its key still exists. A hold that has ended is
+// never revived; its owner is answered as a stranger is. A hold that lingers has ended for its
+// owner, and still keeps others out.
+//
+// Owners. The owner string is the proof of ownership. The same owner asking again gets the token
+// it already has and a lease that starts anew, so a caller whose reply was lost can simply ask
+// again.
+//
+// The one grant rule. A request is granted when it is compatible with all other holders and with
+// everybody who came before it and still waits. Exclusive requests are compatible with nobody,
+// shared ones with shared ones. A request with a limit is compatible with others of its kind while
+// holders, those ahead of it and itself are not more than any of them allows.
+//
+// Plain locks. A string key counts as a lock held by its value, under no token, until it goes or
+// its TTL is over: clients of `SET key value NX PX` and our own keep each other out while a fleet
+// changes over. As with leases, the time given here decides: the server's own idea of what has
+// expired can be a moment older.
+
+#ifndef TURNSTILE_CORE_DECIDE_H_
+#define TURNSTILE_CORE_DECIDE_H_
+
+#include <limits>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "core/lock.h"
+#include "core/request.h"
+#include "core/token_clock.h"
+#include "core/types.h"
+
+namespace turnstile {
+
+// A string that somebody wrote with SET, taken as a lock.
+struct PlainLock {
+  std::string_view value;
+  Instant end;  // kMaxInstant if it has no TTL
+};
+
+// What a key holds, as far as locks are concerned; at most one of the two.
+struct Place {
+  const Lock* lock = nullptr;
+  std::optional<PlainLock> plain;
+};
+
+// Those who came before a request and still wait for the lock, as far as it matters to it.
+struct Crowd {
+  size_t size = 0;
+  bool all_shared = true;
+  bool all_limit = true;
+  uint32_t least_limit = std::numeric_limits<uint32_t>::max();
+
+  void Add(Mode mode, uint32_t limit);
+  // Nobody can be compatible with it, whoever else joins.
+  bool IsMixed() const { return !all_shared && !all_limit; }
+};
+
+// One of the locks that a request asks for.
+struct Site {
+  Place place;
+  Crowd ahead;
+};
+
+enum class Outcome {
+  kGranted,      // a new hold under a new token
+  kHeldAlready,  // the same owner asked again: the same token, the lease starts anew
+  kDowngraded,   // an exclusive holder is a shared one now, under the same token
+  kUpgraded,     // the only shared holder is an exclusive one now, under a new token
+  kReleased,
+  kTouched,
+  kFree,             // nobody holds it
+  kLeaseEnded,       // the asker held it once; its lease ran out, though the key is still there
+  kLingerCut,        // the asker's hold had ended and lingered: now it does so no longer
+  kHeldByOther,      // somebody else holds it
+  kOthersWait,       // others came first
+  kOtherMode,        // the asker holds it in a mode that cannot become the one it asks for
+  kHoldsSome,        // the asker holds some of the locks, but not all
+  kHoldsApart,       // the asker holds all of the locks, but not under one token
+  kUpgradesSeveral,  // an upgrade of several locks at once
+  kCountedOut,       // the asker's hold cannot be counted any higher
+  kTokensUsedUp,     // it could be granted, but the token clock is at its end
+};
+
+// The answer to LOCK.ACQUIRE, the same for all its locks.
+struct Admission {
+  Outcome outcome;
+  Token token;  // meaningless unless granted
+
+  bool granted() const { return outcome <= Outcome::kUpgraded; }
+  // Waiting can help.
+  bool busy() const { return outcome == Outcome::kHeldByOther || outcome == Outcome::kOthersWait; }
+};
+
+// All of `sites` or none; there is at least one.
+Admission Decide(std::span<const Site> sites, const AcquireRequest& request, FineInstant now,
+                 const TokenClock& clock);
+
+// What a granted request does to one of its locks.
+Held HeldBy(const Place& place, const AcquireRequest& request, Token token, Instant now);
+
+// Whether others that hold the lock or wait for it keep the request waiting.
+bool IsBlocked(const Site& site, const AcquireRequest& request, Instant now);
+
+// Whether the request is a shared holder's for an exclusive hold; and that holder's hold.
+bool IsUpgrade(const Place& place, const AcquireRequest& request, Instant now);
+std::optional<Hold> HoldToUpgrade(const Place& place, const AcquireRequest& request, Instant now);
+
+struct Decision {
+  Outcome outcome;
+  std::optional<Change> change;  // absent: nothing happens
+};
+
+Decision Decide(const Place& place, const ReleaseRequest& request, Instant now);
+Decision Decide(const Place& place, const TouchRequest& request, Instant now);
+
+// The connection that `owner`'s hold was bound to has closed.
+Decision DecideSessionEnd(const Place& place, Owner owner, Instant now);
+
+// A grant under `token` never reached its caller. If it was an upgrade, what it upgraded stays.
+Decision DecideTakeBack(const Place& place, Owner owner, Token token,
+                        const std::optional<Hold>& upgraded, Instant now);
+
+// For a release that was decided elsewhere and must be obeyed: a moment at which no lease is over.
+inline constexpr Instant kBeforeAnyEnd = kMinInstant;
+
+// The holds that keep nobody out any more and that `next` would leave in the lock: each must be
+// told as ended before `next` is.
+std::vector<Ended> OverdueBefore(const Place& place, const Change& next, Instant now);
+// All such holds.
+std::vector<Ended> Overdue(const Place& place, Instant now);
+
+// The highest token under which the lock is held at `now`, if it is held under one.
+std::optional<Token> CurrentToken(const Place& place, Instant now);
+
+// Whether the lock is held at `now` under exactly this token.
+bool IsCurrent(const Place& place, Token token, Instant now);
+
+// Who keeps others out at `now`, and until when, which is not before `now`: in order of their
+// tokens. For a plain lock, one. Empty exactly when any request would be granted if nobody waited.
+struct Holder {
+  Owner owner;  // empty, which no owner is, if a plain lock's value is too long to be one
+  Instant until;
+  Millis linger{0};  // the last part of that time, in which the hold has ended
+};
+std::vector<Holder> HoldersOf(const Place& place, Instant now);
+size_t CountHolders(const Place& place, Instant now);
+
+// How long holds that have ended go on keeping others out; zero if none does.
+Millis LingerLeft(const Place& place, Instant now);
+
+// The mode in which the lock is held; a plain lock is exclusive.
+Mode ModeOf(const Place& place);
+
+}  // namespace turnstile
+
+#endif  // TURNSTILE_CORE_DECIDE_H_

@@ -1,0 +1,79 @@
+// Which holds end with which connection.
+//
+// A binding is from a hold, named by its lock and its owner, to the connection that acquired it. It
+// lives in the memory of the server that granted the hold and nowhere else: after a failover the
+// hold is an ordinary one, and its lease is the safety net. Whoever ends a hold unbinds it, so a
+// binding is always of a hold that is there.
+
+#ifndef TURNSTILE_CORE_SESSIONS_H_
+#define TURNSTILE_CORE_SESSIONS_H_
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "core/intrusive_list.h"
+#include "core/types.h"
+#include "core/wait_queue.h"
+
+namespace turnstile {
+
+class Sessions {
+ public:
+  using Client = uint64_t;
+
+  struct BoundHold {
+    int db;
+    std::string key;
+    std::string owner;
+
+    LockName lock() const { return {db, key}; }
+  };
+
+  Sessions() = default;
+  Sessions(const Sessions&) = delete;
+  Sessions& operator=(const Sessions&) = delete;
+
+  bool empty() const { return bindings_.empty(); }
+  bool IsBound(LockName lock, Owner owner) const;
+  bool HasAny(Client client) const { return clients_.contains(client); }
+
+  // Binds the hold of `owner` to `client`, and to no other any more.
+  void Bind(Client client, LockName lock, Owner owner);
+  void Unbind(LockName lock, Owner owner);
+  void UnbindAll(LockName lock);
+  // All of one database, or of all.
+  void UnbindAll(std::optional<int> db);
+  void SwapDatabases(int first, int second);
+
+  // The connection closed: takes out what is bound to it.
+  std::vector<BoundHold> Close(Client client);
+
+ private:
+  struct Before {
+    using is_transparent = void;
+    using View = std::tuple<int, std::string_view, std::string_view>;
+    static View ToView(const BoundHold& hold) { return {hold.db, hold.key, hold.owner}; }
+    static View ToView(const View& view) { return view; }
+    bool operator()(const auto& a, const auto& b) const { return ToView(a) < ToView(b); }
+  };
+  struct Binding {
+    Client client;
+    const BoundHold* hold = nullptr;
+    Link<Binding> of_client;
+  };
+  using Bindings = std::map<BoundHold, Binding, Before>;
+
+  Bindings::iterator Erase(Bindings::iterator binding);
+
+  Bindings bindings_;
+  std::unordered_map<Client, IntrusiveList<Binding, &Binding::of_client>> clients_;
+};
+
+}  // namespace turnstile
+
+#endif  // TURNSTILE_CORE_SESSIONS_H_

@@ -1,0 +1,47 @@
+// Holds that end with their connection, on this server.
+//
+// The server says when a connection closes, in the middle of whatever it is doing: that is only
+// recorded. The holds end just before the event loop sleeps (see deferred.h).
+
+#ifndef TURNSTILE_REDIS_SERVER_SESSIONS_H_
+#define TURNSTILE_REDIS_SERVER_SESSIONS_H_
+
+#include <optional>
+#include <vector>
+
+#include "core/sessions.h"
+#include "redis/redis_api.h"
+
+namespace turnstile {
+
+class ServerSessions {
+ public:
+  bool IsBound(LockName lock, Owner owner) const { return bound_.IsBound(lock, owner); }
+
+  // The owner acquired the lock over this connection, or without binding it to one.
+  void Acquired(std::optional<Sessions::Client> client, LockName lock, Owner owner);
+  // The owner's hold is over.
+  void HoldGone(LockName lock, Owner owner);
+  // All holds of a lock are, or of a database, or of all.
+  void LockGone(LockName lock);
+  void DatabaseGone(std::optional<int> db) { bound_.UnbindAll(db); }
+  void DatabasesSwapped(int first, int second) { bound_.SwapDatabases(first, second); }
+
+  void ConnectionClosed(Sessions::Client client);
+  bool has_debts() const { return !closed_.empty(); }
+  // Ends what was bound to connections that closed. Only where this server may write.
+  void EndClosed(RedisModuleCtx* ctx, Instant now);
+
+  // This server was demoted: the holds are ordinary ones now.
+  void Forget();
+
+ private:
+  Sessions bound_;
+  std::vector<Sessions::Client> closed_;
+};
+
+ServerSessions& TheSessions();
+
+}  // namespace turnstile
+
+#endif  // TURNSTILE_REDIS_SERVER_SESSIONS_H_

@@ -1,0 +1,340 @@
+// The tables of docs/commands.md that say which options go together, and what an owner's request
+// does to the hold that it has: every cell of them, on a real server.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "support/eventually.h"
+#include "support/lock_test.h"
+#include "support/source_files.h"
+#include "support/waiting.h"
+
+namespace turnstile::testing {
+namespace {
+
+using Row = std::vector<std::string>;  // the first cell names it
+using Table = std::vector<Row>;        // the first row has the headings
+
+std::string Trim(const std::string& text) {
+  const size_t begin = text.find_first_not_of(' ');
+  return begin == std::string::npos ? ""
+                                    : text.substr(begin, text.find_last_not_of(' ') - begin + 1);
+}
+
+// The tables between "### Combinations" and the next heading.
+std::vector<Table> ReadTables() {
+  std::vector<Table> tables;
+  bool inside = false;
+  bool in_table = false;
+  for (const std::string& line : ReadSource("docs/commands.md")) {
+    if (line.starts_with("#")) inside = line == "### Combinations";
+    const bool row = inside && line.starts_with("|");
+    if (row && !in_table) tables.emplace_back();
+    in_table = row;
+    if (!row || line.starts_with("|---")) continue;
+    Row cells;
+    std::istringstream stream(line.substr(1));
+    for (std::string cell; std::getline(stream, cell, '|');) cells.push_back(Trim(cell));
+    tables.back().push_back(cells);
+  }
+  return tables;
+}
+
+class CombinationsTest : public SharedWaitingTest<CombinationsTest> {
+ protected:
+  // The table number `index`, which has as many rows and columns; the headings not counted.
+  static Table TableOf(size_t index, size_t rows, size_t columns) {
+    const std::vector<Table> tables = ReadTables();
+    EXPECT_EQ(tables.size(), 3U);
+    if (tables.size() != 3) return {};
+    EXPECT_EQ(tables[index].size(), rows + 1);
+    for (const Row& row : tables[index]) EXPECT_EQ(row.size(), columns + 1) << row[0];
+    return tables[index];
+  }
+
+  Reply Digest() { return client_.Do("DEBUG", "DIGEST"); }
+};
+
+// --- Options of one request -------------------------------------------------------------------
+
+// How each option is given.
+const std::map<std::string, Command> kOptions = {
+    {"WAIT", {"WAIT", "60000"}},    {"SHARED", {"SHARED"}},   {"LIMIT", {"LIMIT", "2"}},
+    {"REENTRANT", {"REENTRANT"}},   {"SESSION", {"SESSION"}}, {"LINGER", {"LINGER", "12345"}},
+    {"ALSO", {"ALSO", "1", "job2"}}};
+
+class OptionsTest : public CombinationsTest {
+ protected:
+  // `asker` asks for "job" with these options; then what each of them promises must be true.
+  void ExpectWorks(const std::string& first, const std::string& second) {
+    const auto given = [&](const char* option) { return first == option || second == option; };
+    Command request = Acquiring("job", "me", kOptions.at(first));
+    const Command& more = kOptions.at(second);
+    request.insert(request.end(), more.begin(), more.end());
+
+    // Without WAIT the lock is free, with it it becomes so.
+    Waiter asker(server());
+    Reply token;
+    if (given("WAIT")) {
+      MustAcquire(client_, "job", "another");
+      EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("waiting"), Reply::Int(0));
+      asker.Wait(request);
+      EXPECT_EQ(LineOf(client_, "job"), std::vector<std::string>{"me"});
+      EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "another"), Reply::Int(1));
+      token = asker.Read();
+    } else {
+      token = asker.Do(request);
+    }
+    ASSERT_TRUE(token.IsInteger()) << token;
+
+    std::vector<std::string> keys = {"job"};
+    if (given("ALSO")) keys.emplace_back("job2");
+    for (const std::string& key : keys) {
+      const Reply hold = HoldOf(client_, key, "me");
+      EXPECT_EQ(hold.Field("token"), token);
+      EXPECT_EQ(ModeOf(client_, key), given("SHARED")  ? "shared"
+                                      : given("LIMIT") ? "limit"
+                                                       : "exclusive");
+      EXPECT_EQ(hold.Field("count"), Reply::Int(1));
+      EXPECT_EQ(hold.Field("session"), Reply::Int(given("SESSION") ? 1 : 0));
+      EXPECT_EQ(hold.Field("linger-ms"), Reply::Int(given("LINGER") ? 12345 : 0));
+      // Who else may come in.
+      EXPECT_EQ(client_.Do(Acquiring(key, "reader", {"SHARED"})).IsInteger(), given("SHARED"));
+      EXPECT_EQ(client_.Do(Acquiring(key, "permit", {"LIMIT", "2"})).IsInteger(), given("LIMIT"));
+      EXPECT_EQ(client_.Do(Acquiring(key, "permit 3", {"LIMIT", "2"})), Reply::Nil());
+      EXPECT_EQ(client_.Do(Acquiring(key, "writer", {})), Reply::Nil());
+    }
+    EXPECT_EQ(client_.Do("EXISTS", "job2"), Reply::Int(given("ALSO") ? 1 : 0));
+
+    // Asking again, on the same connection.
+    EXPECT_EQ(asker.Do(request), token);
+    for (const std::string& key : keys) {
+      EXPECT_EQ(HoldOf(client_, key, "me").Field("count"), Reply::Int(given("REENTRANT") ? 2 : 1));
+    }
+    asker.Close();
+    AwaitGone(client_, asker.id());
+    for (const std::string& key : keys) {
+      EXPECT_EQ(HoldOf(client_, key, "me").IsNil(), given("SESSION")) << "the connection closed";
+      if (given("SESSION") && given("LINGER")) {
+        EXPECT_GT(client_.Do("LOCK.INFO", key).Field("linger-left-ms").integer, 0);
+      } else if (!given("SESSION")) {
+        EXPECT_EQ(client_.Do("LOCK.RELEASE", key, "me"), Reply::Int(1));
+        EXPECT_EQ(HoldOf(client_, key, "me").IsNil(), !given("REENTRANT"));
+      }
+    }
+  }
+
+  void ExpectError(const std::string& first, const std::string& second, const std::string& text) {
+    Command request = Acquiring("job", "me", kOptions.at(first));
+    Command more = kOptions.at(second);
+    if (first == second && first == "ALSO") more.back() = "job3";
+    request.insert(request.end(), more.begin(), more.end());
+    const Reply reply = client_.Do(request);
+    EXPECT_TRUE(reply.IsError("ERR syntax error: ")) << reply;
+    EXPECT_NE(reply.text.find(text), std::string::npos) << reply;
+    EXPECT_EQ(client_.Do("DBSIZE"), Reply::Int(0)) << "nothing has happened";
+  }
+};
+
+TEST_F(OptionsTest, OfOneRequest) {
+  const Table table = TableOf(0, kOptions.size(), kOptions.size());
+  ASSERT_FALSE(table.empty());
+  size_t cells = 0;
+  for (size_t y = 1; y < table.size(); y++) {
+    for (size_t x = 1; x < table[y].size(); x++) {
+      const std::string& first = table[y][0];
+      const std::string& second = table[0][x];
+      const std::string& cell = table[y][x];
+      SCOPED_TRACE(::testing::Message() << first << " " << second << ": " << cell);
+      ASSERT_TRUE(kOptions.contains(first) && kOptions.contains(second));
+      StartAfresh();
+      if (cell == "works") {
+        ExpectWorks(first, second);
+      } else if (cell == "error") {
+        ExpectError(first, second, "");
+      } else {
+        ASSERT_EQ(cell, "twice: error");
+        ExpectError(first, second, "twice");
+      }
+      cells++;
+    }
+  }
+  EXPECT_EQ(cells, 49U);
+}
+
+// --- The hold that the owner has --------------------------------------------------------------
+
+// What is asked for, by the heading.
+const std::map<std::string, Command> kRequests = {{"asks for exclusive", {}},
+                                                  {"asks for SHARED", {"SHARED"}},
+                                                  {"asks for LIMIT", {"LIMIT", "2"}}};
+
+class HoldsTest : public CombinationsTest {
+ protected:
+  // Brings about what the first cell of a row says, for "me" and these keys, and returns the
+  // highest token that "me" has.
+  using Prepare = std::function<int64_t()>;
+
+  // Options and, if there are several keys, ALSO.
+  Command Request(Command options, int64_t lease_ms = kMinute) const {
+    if (keys_.size() > 1) {
+      options.insert(options.end(), {"ALSO", std::to_string(keys_.size() - 1)});
+      options.insert(options.end(), keys_.begin() + 1, keys_.end());
+    }
+    return Acquiring(keys_[0], "me", options, lease_ms);
+  }
+
+  int64_t Hold(const Command& options) { return MustObtain(client_, Request(options)); }
+
+  int64_t HoldWithOthers() {
+    const int64_t token = Hold({"SHARED"});
+    MustObtain(client_, Acquiring(keys_[0], "another", {"SHARED"}));
+    return token;
+  }
+
+  int64_t HoldStrings() {
+    for (const std::string& key : keys_) EXPECT_EQ(client_.Do("SET", key, "me"), Reply::Ok());
+    return 0;
+  }
+
+  int64_t LetLinger() {
+    const int64_t token = MustObtain(client_, Request({"LINGER", "60000"}, 1));
+    EXPECT_TRUE(Eventually([&] {
+      return std::all_of(keys_.begin(), keys_.end(), [&](const std::string& key) {
+        return client_.Do("LOCK.FENCE", key) == Reply::Nil();
+      });
+    }));
+    for (const std::string& key : keys_) EXPECT_EQ(client_.Do("EXISTS", key), Reply::Int(1));
+    return token;
+  }
+
+  // One request for each key.
+  int64_t HoldApart(const Command& options, size_t how_many) {
+    int64_t token = 0;
+    for (size_t i = 0; i < how_many; i++) {
+      token = MustObtain(client_, Acquiring(keys_[i], "me", options));
+    }
+    return token;
+  }
+
+  // Does the request and judges its answer, and what is held afterwards, by the cell.
+  void ExpectCell(const std::string& cell, const Command& options, int64_t held) {
+    const Reply before = Digest();
+    const auto modes = [this] {
+      std::vector<std::string> all;
+      for (const std::string& key : keys_) all.push_back(ModeOf(client_, key));
+      return all;
+    };
+    const std::vector<std::string> old_modes = modes();
+    const Reply reply = client_.Do(Request(options));
+    const auto expect_held = [&](const std::vector<std::string>& new_modes) {
+      EXPECT_EQ(modes(), new_modes);
+      for (const std::string& key : keys_) {
+        const Reply hold = HoldOf(client_, key, "me");
+        EXPECT_EQ(hold.Field("token"), reply);
+        EXPECT_GT(hold.Field("lease-left-ms").integer, kMinute - 10000) << "the lease is new";
+        EXPECT_EQ(client_.Do("LOCK.FENCE", key, reply.integer), Reply::Int(1));
+      }
+      EXPECT_EQ(WaitersNow(client_), "0");
+    };
+    const std::string same = "same token";
+    const std::string fresh = "new token, ";
+    if (cell == "error") {
+      EXPECT_TRUE(reply.IsError("ERR ")) << reply;
+      EXPECT_EQ(Digest(), before) << "nothing has happened";
+    } else if (cell == "null, still shared") {
+      EXPECT_EQ(reply, Reply::Nil());
+      EXPECT_EQ(Digest(), before) << "nothing has happened";
+      EXPECT_EQ(HoldOf(client_, keys_[0], "me").Field("token"), Reply::Int(held));
+      EXPECT_EQ(ModeOf(client_, keys_[0]), "shared");
+    } else if (cell == same) {
+      EXPECT_EQ(reply, Reply::Int(held));
+      expect_held(old_modes);
+    } else if (cell.starts_with(same + ", ")) {
+      EXPECT_EQ(reply, Reply::Int(held));
+      expect_held(std::vector(keys_.size(), cell.substr(same.size() + 2)));
+    } else if (cell.starts_with(fresh)) {
+      EXPECT_TRUE(reply.IsInteger()) << reply;
+      EXPECT_GT(reply.integer, held);
+      expect_held(std::vector(keys_.size(), cell.substr(fresh.size())));
+      EXPECT_EQ(client_.Do("LOCK.INFO", keys_[0]).Field("linger-left-ms"), Reply::Int(0));
+    } else {
+      ADD_FAILURE() << "unknown cell: " << cell;
+    }
+  }
+
+  // All cells of a table, each in all the ways in which its row can be brought about.
+  void ExpectTable(const Table& table, const std::map<std::string, std::vector<Prepare>>& rows) {
+    ASSERT_EQ(table.size(), rows.size() + 1);
+    for (size_t y = 1; y < table.size(); y++) {
+      ASSERT_TRUE(rows.contains(table[y][0])) << table[y][0];
+      for (size_t x = 1; x < table[y].size(); x++) {
+        ASSERT_TRUE(kRequests.contains(table[0][x])) << table[0][x];
+        const std::vector<Prepare>& ways = rows.at(table[y][0]);
+        for (size_t way = 0; way < ways.size(); way++) {
+          SCOPED_TRACE(table[y][0] + " (" + std::to_string(way) + "), " + table[0][x] + ": " +
+                       table[y][x]);
+          StartAfresh();
+          ExpectCell(table[y][x], kRequests.at(table[0][x]), ways[way]());
+        }
+      }
+    }
+  }
+
+  std::vector<std::string> keys_ = {"job"};
+};
+
+TEST_F(HoldsTest, OfOneLock) {
+  ExpectTable(TableOf(1, 6, 3), {
+                                    {"exclusive", {[this] { return Hold({}); }}},
+                                    {"shared, alone", {[this] { return Hold({"SHARED"}); }}},
+                                    {"shared, with others", {[this] { return HoldWithOthers(); }}},
+                                    {"limit", {[this] {
+                                       return Hold({"LIMIT", "2"});
+                                     }}},
+                                    {"plain string", {[this] { return HoldStrings(); }}},
+                                    {"ended, lingers", {[this] { return LetLinger(); }}},
+                                });
+}
+
+TEST_F(HoldsTest, OfASet) {
+  keys_ = {"a", "b", "c"};
+  const auto apart = [this](const Command& options, size_t how_many) -> Prepare {
+    return [=, this] { return HoldApart(options, how_many); };
+  };
+  ExpectTable(
+      TableOf(2, 7, 3),
+      {
+          {"all, exclusive, one token", {[this] { return Hold({}); }}},
+          {"all, shared, one token",
+           {[this] { return Hold({"SHARED"}); }, [this] { return HoldWithOthers(); }}},
+          {"all, limit, one token", {[this] {
+             return Hold({"LIMIT", "2"});
+           }}},
+          {"all, different tokens", {apart({}, 3), apart({"SHARED"}, 3), apart({"LIMIT", "2"}, 3)}},
+          {"some of them",
+           {apart({}, 1), apart({"SHARED"}, 2), apart({"LIMIT", "2"}, 1),
+            [this] {
+              const int64_t token = Hold({});
+              EXPECT_EQ(client_.Do("LOCK.RELEASE", "b", "me"), Reply::Int(1));
+              return token;
+            },
+            [this] {
+              client_.Do("SET", "c", "me");
+              return int64_t{0};
+            }}},
+          {"all, plain strings", {[this] { return HoldStrings(); }}},
+          {"none, all linger", {[this] { return LetLinger(); }}},
+      });
+}
+
+}  // namespace
+}  // namespace turnstile::testing

@@ -1,0 +1,1191 @@
+// Locks of every mode are stored and replicated whole: all holders, their tokens, leases, counts
+// and lingers, also those whose lease is over until somebody is told so.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <ostream>
+#include <random>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "support/aof.h"
+#include "support/client.h"
+#include "support/eventually.h"
+#include "support/lock_test.h"
+#include "support/replication_stream.h"
+#include "support/reply.h"
+#include "support/resp3.h"
+#include "support/server.h"
+#include "support/waiting.h"
+
+namespace turnstile::testing {
+namespace {
+
+// --- What is stored ------------------------------------------------------------------------------
+
+std::vector<std::string> KeysOf(Client& client) {
+  std::vector<std::string> keys = client.Do("KEYS", "*").Texts();
+  std::sort(keys.begin(), keys.end());
+  return keys;
+}
+
+// Those who hold a lock now: owner, token, count and linger of each, in the order of their tokens.
+Reply HoldersOf(Client& client, const std::string& key) {
+  const Reply info = client.Do("LOCK.INFO", key);
+  if (!info.IsArray()) return info;
+  Reply holders = Reply::Array({info.Field("mode")});
+  for (const Reply& holder : info.Field("holders").elements) {
+    for (const char* field : {"owner", "token", "count", "linger-ms"}) {
+      holders.elements.push_back(holder.Field(field));
+    }
+  }
+  return holders;
+}
+
+// The owners of them.
+std::vector<std::string> OwnersOf(Client& client, const std::string& key) {
+  std::vector<std::string> owners;
+  const Reply info = client.Do("LOCK.INFO", key);
+  if (info.IsNil()) return owners;
+  for (const Reply& holder : info.Field("holders").elements) {
+    owners.push_back(holder.Field("owner").text);
+  }
+  return owners;
+}
+
+Reply DigestOf(Client& client, const std::string& key) {
+  return client.Do("DEBUG", "DIGEST-VALUE", key);
+}
+
+// All that is kept of a lock and does not move with time.
+Reply Stored(Client& client, const std::string& key) {
+  return Reply::Array(
+      {HoldersOf(client, key), Reply::Int(EndOf(client, key)), DigestOf(client, key)});
+}
+
+std::map<std::string, Reply> AllStored(Client& client) {
+  std::map<std::string, Reply> stored;
+  for (const std::string& key : KeysOf(client)) stored[key] = Stored(client, key);
+  return stored;
+}
+
+// A lock in every state that there is. Those with a lease of 1 ms come last in their lock: the next
+// change would remove what has ended.
+Commands Story() {
+  const std::string bytes("\0\r\n\xff", 4);
+  const auto acquire = [](const std::string& key, const std::string& owner,
+                          const Command& options = {}) {
+    Command command = {"LOCK.ACQUIRE", key, owner};
+    const auto has_lease = std::find(options.begin(), options.end(), "PX") != options.end();
+    if (!has_lease) command.insert(command.end(), {"PX", "60000"});
+    command.insert(command.end(), options.begin(), options.end());
+    return command;
+  };
+  Commands story = {
+      acquire("exclusive", "me"),
+      acquire("counted", "me", {"REENTRANT"}),
+      acquire("counted", "me", {"REENTRANT"}),
+      acquire("counted", "me", {"REENTRANT", "LINGER", "7"}),
+      {"LOCK.RELEASE", "counted", "me"},
+      acquire("shared", "c", {"SHARED"}),
+      acquire("shared", "a", {"SHARED", "PX", "70000"}),
+      acquire("shared", "b", {"SHARED", "LINGER", "20000"}),
+      acquire("shared", bytes, {"SHARED"}),
+      acquire("shared counted", "a", {"SHARED", "REENTRANT"}),
+      acquire("shared counted", "b", {"SHARED", "REENTRANT"}),
+      acquire("shared counted", "b", {"SHARED", "REENTRANT"}),
+      acquire("limit", "c", {"LIMIT", "3"}),
+      acquire("limit", "a", {"LIMIT", "3"}),
+      acquire("limit", "b", {"LIMIT", "100000", "LINGER", "1"}),
+      acquire("one of a limit", "a", {"LIMIT", "1"}),
+      acquire("with a linger", "me", {"LINGER", "86400000"}),
+      acquire("together", "me", {"ALSO", "2", "together too", "as well"}),
+      acquire("shared together", "a", {"SHARED", "ALSO", "1", "shared too"}),
+      acquire("shared together", "b", {"SHARED", "LINGER", "9", "ALSO", "1", "shared too"}),
+      {"LOCK.TOUCH", "shared together", "a", "PX", "80000", "ALSO", "1", "shared too"},
+      acquire("released", "a", {"SHARED"}),
+      acquire("released", "b", {"SHARED"}),
+      acquire("released", "c", {"SHARED"}),
+      {"LOCK.RELEASE", "released", "b"},
+      acquire("all gone", "a", {"LIMIT", "2", "ALSO", "1", "all gone too"}),
+      {"LOCK.RELEASE", "all gone", "a", "ALSO", "1", "all gone too"},
+      acquire("upgraded", "a", {"SHARED"}),
+      acquire("upgraded", "b", {"SHARED"}),
+      {"LOCK.RELEASE", "upgraded", "b"},
+      acquire("upgraded", "a"),
+      acquire("downgraded", "a", {"LINGER", "5"}),
+      acquire("downgraded", "a", {"SHARED"}),
+      acquire("downgraded", "b", {"SHARED"}),
+      acquire("session", "me", {"SESSION", "REENTRANT"}),
+      acquire("session", "me", {"SESSION", "REENTRANT"}),
+      {"SET", "plain", "me", "PX", "60000"},
+      {"SET", "converted", "me"},
+      acquire("converted", "me", {"SHARED"}),
+      acquire("converted", "you", {"SHARED"}),
+      acquire("set back", "a", {"LIMIT", "2"}),
+      acquire("set back", "b", {"LIMIT", "2", "LINGER", "3"}),
+      {"PERSIST", "set back"},
+      acquire("old name", "a", {"SHARED"}),
+      acquire("old name", "b", {"SHARED"}),
+      {"RENAME", "old name", "new name"},
+  };
+  for (int i = 0; i < 50; i++) {
+    story.push_back(acquire("a crowd", "owner " + std::to_string(i * 7919 % 50), {"SHARED"}));
+  }
+  story.insert(story.end(),
+               {
+                   acquire("lingers", "me", {"PX", "1", "LINGER", "60000"}),
+                   acquire("one lingers", "a", {"SHARED"}),
+                   acquire("one lingers", "b", {"SHARED", "PX", "1", "LINGER", "60000"}),
+                   acquire("one has ended", "a", {"SHARED"}),
+                   acquire("one has ended", "b", {"SHARED"}),
+                   acquire("one has ended", "c", {"SHARED", "PX", "1"}),
+                   acquire("permit has ended", "a", {"LIMIT", "2"}),
+                   acquire("permit has ended", "b", {"LIMIT", "2", "PX", "1"}),
+               });
+  return story;
+}
+
+// How many of the story's locks there are in the end.
+constexpr int64_t kLocksInStory = 25;
+
+// Returns when the short leases of the story are over.
+void AwaitEndOfShortLeases(Client& client) {
+  using Owners = std::vector<std::string>;
+  EXPECT_TRUE(Eventually([&] { return OwnersOf(client, "lingers").empty(); }));
+  EXPECT_TRUE(Eventually([&] { return OwnersOf(client, "one lingers") == Owners{"a"}; }));
+  EXPECT_TRUE(Eventually([&] { return OwnersOf(client, "one has ended") == Owners{"a", "b"}; }));
+  EXPECT_TRUE(Eventually([&] { return OwnersOf(client, "permit has ended") == Owners{"a"}; }));
+}
+
+void TellStory(Client& client) {
+  for (const Command& command : Story()) {
+    const Reply reply = client.Do(command);
+    EXPECT_FALSE(reply.IsError() || reply.IsNil()) << command[1] << ": " << reply;
+  }
+  AwaitEndOfShortLeases(client);
+  EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(kLocksInStory));
+}
+
+// Each holder that LOCK.INFO shows holds, may ask again, and gives up as often as it is counted.
+void ExpectUsable(Client& client, const std::string& key) {
+  SCOPED_TRACE(key);
+  const Reply info = client.Do("LOCK.INFO", key);
+  EXPECT_EQ(client.Do("LOCK.ACQUIRE", key, "stranger", "PX", 1), Reply::Nil());
+  Command mode;
+  if (info.Field("mode").text == "shared") mode = {"SHARED"};
+  if (info.Field("mode").text == "limit") mode = {"LIMIT", "9"};
+  for (const Reply& holder : info.Field("holders").elements) {
+    const std::string owner = holder.Field("owner").text;
+    const Reply token = holder.Field("token");
+    if (token.IsNil()) continue;  // a plain lock
+    EXPECT_EQ(holder.Field("session"), Reply::Int(0)) << "a connection is not stored";
+    EXPECT_EQ(client.Do("LOCK.FENCE", key, token.integer), Reply::Int(1));
+    Command again = {"LOCK.ACQUIRE", key, owner, "PX", "60000"};
+    again.insert(again.end(), mode.begin(), mode.end());
+    EXPECT_EQ(client.Do(again), token);
+    for (int64_t i = 0; i < holder.Field("count").integer; i++) {
+      EXPECT_EQ(client.Do("LOCK.RELEASE", key, owner), Reply::Int(1));
+    }
+    EXPECT_EQ(client.Do("LOCK.RELEASE", key, owner), Reply::Int(0));
+  }
+}
+
+// --- Restarts ------------------------------------------------------------------------------------
+
+std::vector<std::string> Aof(const char* preamble) {
+  return {"--appendonly", "yes", "--appendfsync", "always", "--aof-use-rdb-preamble", preamble};
+}
+
+void RewriteAof(const Server& server) {
+  Client client = server.Connect();
+  EXPECT_FALSE(client.Do("BGREWRITEAOF").IsError());
+  EXPECT_TRUE(Eventually([&] {
+    return InfoField(client, "persistence", "aof_rewrite_in_progress") == "0" &&
+           InfoField(client, "persistence", "aof_rewrite_scheduled") == "0";
+  })) << server.Log();
+}
+
+void Crash(Server& server) {
+  server.Kill9();
+  server.Restart();
+}
+
+// What the locks have to survive.
+struct Ordeal {
+  const char* name;
+  std::vector<std::string> args;
+  void (*go_through)(Server& server);
+};
+
+void PrintTo(const Ordeal& ordeal, std::ostream* out) { *out << ordeal.name; }
+
+std::vector<Ordeal> Ordeals() {
+  const auto save = [](Server& server) {
+    EXPECT_EQ(server.Connect().Do("SAVE"), Reply::Ok());
+    Crash(server);
+  };
+  const auto rewrite = [](Server& server) {
+    RewriteAof(server);
+    Crash(server);
+  };
+  const auto again = [](Server& server) {
+    Crash(server);
+    RewriteAof(server);
+    Crash(server);
+    RewriteAof(server);
+    Crash(server);
+  };
+  const auto reload = [](Server& server) {
+    EXPECT_EQ(server.Connect().Do("DEBUG", "RELOAD"), Reply::Ok());
+  };
+  const auto load_aof = [](Server& server) {
+    EXPECT_EQ(server.Connect().Do("DEBUG", "LOADAOF"), Reply::Ok());
+  };
+  return {
+      {"SaveAndKill", {}, save},
+      {"DebugReload", {}, reload},
+      {"Aof", Aof("no"), Crash},
+      {"AofRewritten", Aof("no"), rewrite},
+      {"AofAgainAndAgain", Aof("no"), again},
+      {"AofWithPreamble", Aof("yes"), Crash},
+      {"AofWithPreambleRewritten", Aof("yes"), rewrite},
+      {"AofWithPreambleAgainAndAgain", Aof("yes"), again},
+      {"DebugLoadAof", Aof("no"), load_aof},
+      {"DebugReloadWithAof", Aof("yes"), reload},
+  };
+}
+
+class ModesSurvivalTest : public ::testing::TestWithParam<Ordeal> {};
+
+TEST_P(ModesSurvivalTest, EveryHolderIsAsItWas) {
+  Server server({.args = GetParam().args});
+  Client client = server.Connect();
+  TellStory(client);
+  const std::map<std::string, Reply> before = AllStored(client);
+  const Reply digest = client.Do("DEBUG", "DIGEST");
+
+  GetParam().go_through(server);
+
+  client = server.Connect();  // and the connection of the session, if it still was one, is closed
+  EXPECT_EQ(client.Do("DEBUG", "DIGEST"), digest);
+  EXPECT_EQ(AllStored(client), before);
+  for (const auto& [key, stored] : before) ExpectUsable(client, key);
+  EXPECT_EQ(KeysOf(client), (std::vector<std::string>{"lingers", "one lingers", "plain"}))
+      << "all others were given up";
+  EXPECT_EQ(client.Do("LOCK.RELEASE", "lingers", "me"), Reply::Int(0)) << "but it cuts the linger";
+  MustAcquire(client, "lingers", "stranger");
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, ModesSurvivalTest, ::testing::ValuesIn(Ordeals()),
+                         [](const auto& test) { return test.param.name; });
+
+TEST(ModesDumpTest, ARestoredLockIsTheSame) {
+  Server server;
+  Server other;
+  Client client = server.Connect();
+  Client elsewhere = other.Connect();
+  TellStory(client);
+  const std::map<std::string, Reply> before = AllStored(client);
+  for (Client* to : {&elsewhere, &client}) {
+    for (const auto& [key, stored] : before) {
+      SCOPED_TRACE(key);
+      const Reply payload = client.Do("DUMP", key);
+      const int64_t end = stored.elements.at(1).integer;
+      EXPECT_EQ(to->Do("RESTORE", key, end, payload.text, "ABSTTL", "REPLACE"), Reply::Ok());
+      EXPECT_EQ(Stored(*to, key), stored);
+      EXPECT_EQ(to->Do("DUMP", key), payload);
+    }
+  }
+  EXPECT_EQ(elsewhere.Do("DEBUG", "DIGEST"), client.Do("DEBUG", "DIGEST"));
+
+  // Without its TTL. When that is set back, holds that are over are told as ended.
+  for (const auto& [key, stored] : before) {
+    SCOPED_TRACE(key);
+    if (key == "plain") continue;
+    const Reply payload = client.Do("DUMP", key);
+    EXPECT_EQ(elsewhere.Do("RESTORE", key, 0, payload.text, "REPLACE"), Reply::Ok());
+    EXPECT_EQ(HoldersOf(elsewhere, key), stored.elements.at(0));
+    EXPECT_EQ(EndOf(elsewhere, key), stored.elements.at(1).integer);
+    const bool loses_one = key == "one has ended" || key == "permit has ended";
+    EXPECT_EQ(DigestOf(elsewhere, key) != stored.elements.at(2), loses_one);
+    ExpectUsable(elsewhere, key);
+  }
+}
+
+TEST(ModesAofTest, RewrittenHoldsOneFactForEachHolder) {
+  Server server({.args = Aof("no")});
+  Client client = server.Connect();
+  // In the order of their tokens, whatever the order of their names and ends.
+  const std::vector<std::pair<std::string, int64_t>> holders = {
+      {"c", 70000}, {"a", 60000}, {"b", 80000}};
+  Commands expected = {{"SELECT", "0"}};
+  for (const auto& [owner, lease] : holders) {
+    const Reply token =
+        client.Do("LOCK.ACQUIRE", "job", owner, "PX", lease, "SHARED", "LINGER", lease);
+    ASSERT_TRUE(token.IsInteger()) << token;
+    const Command told = LastInAof(server.dir());
+    ASSERT_EQ(told.size(), 10U);
+    EXPECT_EQ(std::stoll(told[6]) - std::stoll(told[5]), lease);
+    expected.push_back({"LOCK.FACT", "HELD", "job", owner, std::to_string(token.integer), told[5],
+                        told[6], "SHARED", "LINGER", std::to_string(lease)});
+    EXPECT_EQ(told, expected.back());
+  }
+  EXPECT_EQ(client.Do("LOCK.ACQUIRE", "job", "a", "PX", kMinute, "SHARED", "REENTRANT"),
+            Reply::Int(std::stoll(expected[2][4])));
+  const Command counted = LastInAof(server.dir());
+  expected[2][6] = counted.at(6);
+  expected[2][8] = "COUNT";
+  expected[2][9] = "2";
+  EXPECT_EQ(counted, expected[2]) << "and its linger is as it was last asked for";
+  expected.push_back({"PEXPIREAT", "job", std::to_string(EndOf(client, "job"))});
+  RewriteAof(server);
+  const Commands aof = ReadAof(server.dir());
+  ASSERT_GE(aof.size(), expected.size());
+  EXPECT_EQ(Commands(aof.begin(), aof.begin() + std::ssize(expected)), expected);
+}
+
+// --- Replicas ------------------------------------------------------------------------------------
+
+bool LinkIsUp(Client& replica) {
+  return InfoField(replica, "replication", "master_link_status") == "up";
+}
+
+void AwaitSync(Client& replica) {
+  EXPECT_TRUE(Eventually(
+      [&] {
+        return LinkIsUp(replica) &&
+               InfoField(replica, "persistence", "aof_rewrite_in_progress") == "0" &&
+               InfoField(replica, "persistence", "aof_rewrite_scheduled") == "0";
+      },
+      Milliseconds{20000}));
+}
+
+// Returns when the replica has done all that the primary has told until now.
+void Settle(Client& primary, Client& replica) {
+  const std::string told = InfoField(primary, "replication", "master_repl_offset");
+  EXPECT_TRUE(Eventually([&] {
+    return std::stoll(InfoField(replica, "replication", "slave_repl_offset")) >= std::stoll(told);
+  })) << InfoField(replica, "replication", "slave_repl_offset")
+      << " of " << told;
+}
+
+// All keys, also those that only wait to be removed, are the same in each value and each TTL.
+void ExpectSame(Client& primary, Client& replica, const std::string& when) {
+  Settle(primary, replica);
+  EXPECT_EQ(replica.Do("DEBUG", "DIGEST"), primary.Do("DEBUG", "DIGEST")) << when;
+  for (const std::string& key : KeysOf(primary)) {
+    EXPECT_EQ(DigestOf(replica, key), DigestOf(primary, key)) << Quoted(key) << " " << when;
+  }
+}
+
+ServerOptions ReplicaOf(const Server& primary, std::vector<std::string> args = {}) {
+  args.insert(args.end(), {"--replicaof", "127.0.0.1", std::to_string(primary.port())});
+  return {.args = args};
+}
+
+// A primary with a replica; both have an AOF. Synced through files, because a diskless sync ends
+// only with the replica's next acknowledgement, up to a second later.
+class ModesReplicaTest : public ::testing::Test {
+ protected:
+  ModesReplicaTest() { AwaitSync(copy_); }
+
+  static std::vector<std::string> PrimaryArgs() {
+    std::vector<std::string> args = Aof("no");
+    args.insert(args.end(), {"--repl-diskless-sync", "no", "--turnstile.token-margin-ms", "0"});
+    return args;
+  }
+
+  Server primary_{{.args = PrimaryArgs()}};
+  Server replica_{ReplicaOf(primary_, Aof("no"))};
+  Client client_ = primary_.Connect();
+  Client copy_ = replica_.Connect();
+};
+
+TEST_F(ModesReplicaTest, AgreesAfterEveryStep) {
+  int step = 0;
+  for (const Command& command : Story()) {
+    const Reply reply = client_.Do(command);
+    EXPECT_FALSE(reply.IsError()) << reply;
+    std::string when = "after step " + std::to_string(++step) + ":";
+    for (const std::string& word : command) when += " " + Quoted(word);
+    ExpectSame(client_, copy_, when);
+    EXPECT_EQ(DigestOf(copy_, command[1]), DigestOf(client_, command[1])) << when;
+  }
+  AwaitEndOfShortLeases(client_);
+  AwaitEndOfShortLeases(copy_);
+  EXPECT_EQ(AllStored(copy_), AllStored(client_));
+
+  // And after every end. The plain lock and the lingers are the server's own to remove.
+  for (const std::string& key : KeysOf(client_)) {
+    if (key == "session") continue;
+    ExpectUsable(client_, key);
+    ExpectSame(client_, copy_, "after the releases of " + key);
+  }
+  client_.Close();  // the session's connection
+  client_ = primary_.Connect();
+  EXPECT_TRUE(Eventually([&] { return client_.Do("EXISTS", "session") == Reply::Int(0); }));
+  ExpectSame(client_, copy_, "after the end of the session");
+}
+
+TEST_F(ModesReplicaTest, TheReplicasOwnAofHasItAll) {
+  TellStory(client_);
+  client_.Do("LOCK.RELEASE", "shared counted", "b");
+  client_.Do("LOCK.RELEASE", "lingers", "me");
+  client_.Do("LOCK.RELEASE", "limit", "a");
+  client_.Do("LOCK.TOUCH", "permit has ended", "a", "PX", kMinute);
+  Settle(client_, copy_);
+  const Reply digest = client_.Do("DEBUG", "DIGEST");
+  const std::map<std::string, Reply> stored = AllStored(client_);
+  EXPECT_FALSE(stored.contains("lingers"));
+  replica_.Kill9();
+  replica_.options().args = Aof("no");
+  ASSERT_TRUE(replica_.Restart());
+  copy_ = replica_.Connect();
+  EXPECT_EQ(copy_.Do("DEBUG", "DIGEST"), digest);
+  EXPECT_EQ(AllStored(copy_), stored);
+}
+
+TEST_F(ModesReplicaTest, PartialSyncAfterADroppedLink) {
+  TellStory(client_);
+  Settle(client_, copy_);
+  replica_.Pause();
+  client_.Do("CLIENT", "KILL", "TYPE", "replica");
+  const Commands changes = {
+      {"LOCK.RELEASE", "shared", "a"},
+      {"LOCK.ACQUIRE", "shared", "new", "PX", "60000", "SHARED", "REENTRANT"},
+      {"LOCK.RELEASE", "shared counted", "b"},
+      {"LOCK.TOUCH", "limit", "a", "PX", "90000"},
+      {"LOCK.ACQUIRE", "new", "a", "PX", "60000", "LIMIT", "2", "ALSO", "1", "new too"},
+      {"LOCK.TOUCH", "one has ended", "a", "PX", "90000"},
+      {"LOCK.RELEASE", "lingers", "me"},
+      {"LOCK.ACQUIRE", "downgraded", "c", "PX", "60000", "SHARED", "LINGER", "60000"},
+      {"PERSIST", "permit has ended"},
+  };
+  for (const Command& change : changes) EXPECT_FALSE(client_.Do(change).IsError()) << change[1];
+  replica_.Continue();
+  ASSERT_TRUE(Eventually([&] { return InfoField(client_, "stats", "sync_partial_ok") == "1"; }));
+  ASSERT_TRUE(Eventually([&] { return LinkIsUp(copy_); }));
+  ExpectSame(client_, copy_, "after the partial sync");
+  EXPECT_EQ(InfoField(client_, "stats", "sync_full"), "1");
+  EXPECT_EQ(AllStored(copy_), AllStored(client_));
+}
+
+class ModesFullSyncTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(ModesFullSyncTest, BringsEveryHolder) {
+  Server primary({.args = {"--repl-diskless-sync", GetParam()}});
+  Client client = primary.Connect();
+  TellStory(client);
+  const std::map<std::string, Reply> before = AllStored(client);
+  Server replica(ReplicaOf(primary, {"--repl-diskless-load", "on-empty-db"}));
+  Client copy = replica.Connect();
+  AwaitSync(copy);
+  ExpectSame(client, copy, "after the sync");
+  EXPECT_EQ(AllStored(client), before);
+  EXPECT_EQ(AllStored(copy), before);
+
+  for (const Command& change : Commands{{"LOCK.RELEASE", "shared counted", "b"},
+                                        {"LOCK.TOUCH", "one has ended", "a", "PX", "60000"},
+                                        {"LOCK.RELEASE", "a crowd", "owner 7"}}) {
+    EXPECT_EQ(client.Do(change), Reply::Int(1)) << change[1];
+    ExpectSame(client, copy, "after " + change[1]);
+  }
+  EXPECT_EQ(AllStored(copy), AllStored(client));
+}
+
+INSTANTIATE_TEST_SUITE_P(Diskless, ModesFullSyncTest, ::testing::Values("no", "yes"),
+                         [](const auto& test) { return test.param; });
+
+// --- The end of one hold among several -----------------------------------------------------------
+
+using Owners = std::vector<std::string>;
+
+// A primary that is overheard on the wire and through its AOF, and a replica that believes it.
+class ModesEndTest : public ModesReplicaTest {
+ protected:
+  ModesEndTest() { stream_ = std::make_unique<ReplicationStream>(primary_.port()); }
+
+  // What was told since this was last asked, without SELECT; the AOF and the wire agree, and
+  // the replica has the same values.
+  Commands Told() {
+    const Commands stream = stream_->Until(client_);
+    const Commands aof = ReadAof(primary_.dir());
+    Commands news;
+    std::copy_if(
+        aof.begin() + known_, aof.end(), std::back_inserter(news),
+        [](const Command& command) { return command[0] != "SELECT" && !IsFloor(command); });
+    known_ = std::ssize(aof);
+    EXPECT_EQ(news, stream);
+    ExpectSame(client_, copy_, "when it was told");
+    return stream;
+  }
+
+  int64_t Acquire(const std::string& owner, const Command& options = {"SHARED"},
+                  int64_t lease = kMinute) {
+    Command command = {"LOCK.ACQUIRE", "job", owner, "PX", std::to_string(lease)};
+    command.insert(command.end(), options.begin(), options.end());
+    const Reply token = client_.Do(command);
+    EXPECT_TRUE(token.IsInteger()) << owner << ": " << token;
+    return token.integer;
+  }
+
+  // Returns when only these hold the lock, by the clock of each server.
+  void AwaitHolders(const Owners& owners) {
+    for (Client* client : {&client_, &copy_}) {
+      EXPECT_TRUE(Eventually([&] { return OwnersOf(*client, "job") == owners; }))
+          << client->Do("LOCK.INFO", "job");
+    }
+  }
+
+  // b and c hold the lock in this mode, and a did.
+  void LetOneEnd(const Command& mode = {"SHARED"}) {
+    Acquire("b", mode);
+    Acquire("c", mode);
+    Acquire("a", mode, 30);
+    Told();
+    const Reply digest = DigestOf(client_, "job");
+    AwaitHolders({"b", "c"});
+    EXPECT_EQ(DigestOf(client_, "job"), digest) << "it is still stored";
+    EXPECT_EQ(DigestOf(copy_, "job"), digest);
+    EXPECT_EQ(Told(), Commands{});
+  }
+
+  // The words of a fact that do not depend on tokens and time.
+  static Command Gist(const Command& fact) {
+    Command gist = fact;
+    if (gist.size() >= 7 && gist[1] == "HELD") gist.erase(gist.begin() + 4, gist.begin() + 7);
+    return gist;
+  }
+  Commands ToldGist() {
+    Commands gists = Told();
+    std::transform(gists.begin(), gists.end(), gists.begin(), Gist);
+    return gists;
+  }
+
+  static bool IsFloor(const Command& command) {
+    return command.size() > 1 && command[1] == "FLOOR";
+  }
+
+  std::unique_ptr<ReplicationStream> stream_;
+
+ private:
+  std::ptrdiff_t known_ = std::ssize(ReadAof(primary_.dir()));
+};
+
+TEST_F(ModesEndTest, IsToldBeforeTheNextChange) {
+  struct Next {
+    Command command;
+    Command told;
+    Owners left;
+  };
+  const std::vector<Next> changes = {
+      {{"LOCK.TOUCH", "job", "b", "PX", "60000"},
+       {"LOCK.FACT", "HELD", "job", "b", "SHARED"},
+       {"b", "c"}},
+      {{"LOCK.RELEASE", "job", "b"}, {"LOCK.RELEASE", "job", "b"}, {"c"}},
+      {{"LOCK.ACQUIRE", "job", "b", "PX", "60000", "SHARED", "REENTRANT"},
+       {"LOCK.FACT", "HELD", "job", "b", "SHARED", "COUNT", "2"},
+       {"b", "c"}},
+      {{"LOCK.ACQUIRE", "job", "d", "PX", "60000", "SHARED", "LINGER", "5"},
+       {"LOCK.FACT", "HELD", "job", "d", "SHARED", "LINGER", "5"},
+       {"b", "c", "d"}},
+  };
+  for (const auto& [command, told, left] : changes) {
+    SCOPED_TRACE(command[0] + " " + command[2]);
+    LetOneEnd();
+    EXPECT_FALSE(client_.Do(command).IsError());
+    EXPECT_EQ(ToldGist(),
+              (Commands{{"MULTI"}, {"LOCK.FACT", "ENDED", "job", "a"}, told, {"EXEC"}}));
+    AwaitHolders(left);
+    EXPECT_EQ(client_.Do("DEL", "job"), Reply::Int(1));
+    Told();
+  }
+}
+
+TEST_F(ModesEndTest, IsToldWhenTheTtlIsSetBack) {
+  LetOneEnd({"LIMIT", "3"});
+  EXPECT_EQ(client_.Do("PERSIST", "job"), Reply::Int(1));
+  EXPECT_EQ(ToldGist(), (Commands{{"PERSIST", "job"},
+                                  {"MULTI"},
+                                  {"LOCK.FACT", "ENDED", "job", "a"},
+                                  {"LOCK.FACT", "HELD", "job", "c", "LIMIT"},
+                                  {"EXEC"}}));
+  AwaitHolders({"b", "c"});
+}
+
+// It has ended for its owner too, who may begin anew.
+TEST_F(ModesEndTest, ItsOwnerIsAStranger) {
+  LetOneEnd();
+  EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "a", "PX", kMinute), Reply::Int(0));
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "a"), Reply::Int(0));
+  EXPECT_EQ(Told(), Commands{}) << "nothing has happened";
+  Acquire("a");
+  EXPECT_EQ(ToldGist(), (Commands{{"LOCK.FACT", "HELD", "job", "a", "SHARED"}}))
+      << "the new hold takes the place of the old one";
+  AwaitHolders({"b", "c", "a"});
+}
+
+TEST_F(ModesEndTest, SeveralAreToldInTheOrderOfTheirEnds) {
+  Acquire("b");
+  // Long enough that none ends before the last of them is granted.
+  Acquire("z", {"SHARED"}, 800);
+  Acquire("y", {"SHARED"}, 801);
+  Acquire("x", {"SHARED", "LINGER", "20"}, 800);
+  Acquire("lingers", {"SHARED", "LINGER", "60000"}, 800);
+  Told();
+  AwaitHolders({"b"});
+  ASSERT_TRUE(Eventually([&] {  // the longest of the others' lingers is over
+    return client_.Do("LOCK.INFO", "job").Field("linger-left-ms").integer < 60000 - 30;
+  }));
+  EXPECT_EQ(Told(), Commands{});
+  EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "b", "PX", kMinute), Reply::Int(1));
+  EXPECT_EQ(ToldGist(), (Commands{{"MULTI"},
+                                  {"LOCK.FACT", "ENDED", "job", "z"},
+                                  {"LOCK.FACT", "ENDED", "job", "y"},
+                                  {"LOCK.FACT", "ENDED", "job", "x"},
+                                  {"LOCK.FACT", "HELD", "job", "b", "SHARED"},
+                                  {"EXEC"}}))
+      << "and not the one that still lingers";
+}
+
+// What takes the place of all others needs no word about them.
+TEST_F(ModesEndTest, AnUpgradeReplacesThem) {
+  LetOneEnd();
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "c"), Reply::Int(1));
+  Acquire("c", {"SHARED"}, 30);
+  AwaitHolders({"b"});
+  Told();
+  Acquire("b", {});
+  EXPECT_EQ(ToldGist(), (Commands{{"LOCK.FACT", "HELD", "job", "b"}}));
+  AwaitHolders({"b"});
+  EXPECT_EQ(client_.Do("LOCK.ACQUIRE", "job", "a", "PX", 1, "SHARED"), Reply::Nil());
+}
+
+TEST_F(ModesEndTest, IsToldAtOnceWhenSomebodyWaits) {
+  Acquire("b");
+  Acquire("c");
+  Acquire("a", {"SHARED"}, 800);
+  Told();
+  Waiter waiter(primary_, "job", "w");
+  AwaitHolders({"b", "c"});
+  Commands told;
+  ASSERT_TRUE(Eventually([&] { return !(told = Told()).empty(); }));
+  EXPECT_EQ(told, (Commands{{"LOCK.FACT", "ENDED", "job", "a"}}));
+  EXPECT_FALSE(waiter.HasReply());
+  for (const char* owner : {"b", "c"}) {
+    EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", owner), Reply::Int(1));
+  }
+  EXPECT_TRUE(waiter.Read().IsInteger());
+  EXPECT_EQ(ToldGist(), (Commands{{"LOCK.RELEASE", "job", "b"},
+                                  {"LOCK.RELEASE", "job", "c"},
+                                  {"LOCK.FACT", "HELD", "job", "w"}}));
+  AwaitHolders({"w"});
+}
+
+// One that had ended before anybody waited is told when the first one does, or with what comes
+// next.
+TEST_F(ModesEndTest, IsToldForAWaiterThatComesLater) {
+  LetOneEnd();
+  Waiter waiter(primary_, "job", "w");
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "b"), Reply::Int(1));
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "c"), Reply::Int(1));
+  EXPECT_TRUE(waiter.Read().IsInteger());
+  Commands told = ToldGist();
+  std::erase_if(told, [](const Command& command) { return command.size() == 1; });  // MULTI, EXEC
+  EXPECT_EQ(told, (Commands{{"LOCK.FACT", "ENDED", "job", "a"},
+                            {"LOCK.RELEASE", "job", "b"},
+                            {"LOCK.RELEASE", "job", "c"},
+                            {"LOCK.FACT", "HELD", "job", "w"}}));
+  AwaitHolders({"w"});
+}
+
+TEST_F(ModesEndTest, APermitIsHandedOn) {
+  Acquire("b", {"LIMIT", "3"});
+  Acquire("c", {"LIMIT", "3"});
+  Acquire("a", {"LIMIT", "3"}, 800);
+  Told();
+  Waiter waiter(primary_);
+  waiter.Send("LOCK.ACQUIRE", "job", "w", "PX", kMinute, "LIMIT", 3, "WAIT", kMinute);
+  AwaitBlocked(client_, waiter.id());
+  EXPECT_TRUE(waiter.Read().IsInteger());
+  Commands told = ToldGist();
+  std::erase_if(told, [](const Command& command) { return command.size() == 1; });
+  EXPECT_EQ(told, (Commands{{"LOCK.FACT", "ENDED", "job", "a"},
+                            {"LOCK.FACT", "HELD", "job", "w", "LIMIT"}}));
+  AwaitHolders({"b", "c", "w"});
+}
+
+TEST_F(ModesEndTest, TheLastOneIsTheRemovalOfTheKey) {
+  Acquire("a", {"SHARED"}, 30);
+  Acquire("b", {"SHARED", "LINGER", "30"}, 30);
+  Told();
+  ASSERT_TRUE(Eventually([&] { return client_.Do("DBSIZE") == Reply::Int(0); }));
+  const Commands told = Told();
+  EXPECT_TRUE((told == Commands{{"DEL", "job"}} || told == Commands{{"UNLINK", "job"}}));
+  EXPECT_EQ(copy_.Do("DBSIZE"), Reply::Int(0));
+}
+
+// The AOF and a restart know as much as the replica: the hold is there, and over.
+TEST_F(ModesEndTest, IsKeptOverARestart) {
+  LetOneEnd();
+  const Reply digest = DigestOf(client_, "job");
+  Crash(primary_);
+  client_ = primary_.Connect();
+  EXPECT_EQ(DigestOf(client_, "job"), digest);
+  EXPECT_EQ(OwnersOf(client_, "job"), (Owners{"b", "c"}));
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "a"), Reply::Int(0));
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "b"), Reply::Int(1));
+  const Commands aof = ReadAof(primary_.dir());
+  ASSERT_GE(aof.size(), 4U);
+  EXPECT_EQ(
+      (Commands{aof.end() - 4, aof.end()}),
+      (Commands{
+          {"MULTI"}, {"LOCK.FACT", "ENDED", "job", "a"}, {"LOCK.RELEASE", "job", "b"}, {"EXEC"}}));
+  EXPECT_NE(DigestOf(client_, "job"), digest);
+}
+
+// --- Releases, lingers and sessions --------------------------------------------------------------
+
+TEST_F(ModesEndTest, CountedHoldsAreGivenUpOneByOne) {
+  for (const Command& mode : Commands{{}, {"SHARED"}}) {
+    Command reentrant = mode;
+    reentrant.push_back("REENTRANT");
+    if (!mode.empty()) Acquire("other", mode);
+    int64_t token = 0;
+    for (int i = 0; i < 3; i++) token = Acquire("me", reentrant);
+    Told();
+    for (int64_t left = 3; left > 0; left--) {
+      for (Client* client : {&client_, &copy_}) {
+        const Reply holder = client->Do("LOCK.INFO", "job").Field("holders").elements.back();
+        EXPECT_EQ(holder.Field("owner"), Reply::Str("me"));
+        EXPECT_EQ(holder.Field("count"), Reply::Int(left));
+        EXPECT_EQ(holder.Field("token"), Reply::Int(token));
+      }
+      EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));
+      EXPECT_EQ(Told(), (Commands{{"LOCK.RELEASE", "job", "me"}}));
+    }
+    EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(0));
+    AwaitHolders(mode.empty() ? Owners{} : Owners{"other"});
+    EXPECT_EQ(Told(), Commands{});
+  }
+}
+
+// A replica whose clock says that the lease is long over counts down all the same.
+TEST_F(ModesEndTest, CountsAreObeyedWithoutLookingAtTheClock) {
+  Acquire("other", {"SHARED"});
+  for (int i = 0; i < 3; i++) Acquire("me", {"SHARED", "REENTRANT"}, 1500);
+  Settle(client_, copy_);
+  replica_.Pause();
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));
+  const Reply digest = DigestOf(client_, "job");
+  ASSERT_TRUE(Eventually([&] { return OwnersOf(client_, "job") == Owners{"other"}; }));
+  replica_.Continue();
+  ExpectSame(client_, copy_, "later");
+  EXPECT_EQ(DigestOf(copy_, "job"), digest);
+  AwaitHolders({"other"});
+}
+
+TEST_F(ModesEndTest, SeveralLocksAtOnceAreToldOneByOne) {
+  EXPECT_TRUE(client_
+                  .Do("LOCK.ACQUIRE", "job", "me", "PX", kMinute, "SHARED", "REENTRANT", "ALSO", 2,
+                      "x", "y")
+                  .IsInteger());
+  EXPECT_EQ(ToldGist(), (Commands{{"MULTI"},
+                                  {"LOCK.FACT", "HELD", "job", "me", "SHARED"},
+                                  {"LOCK.FACT", "HELD", "x", "me", "SHARED"},
+                                  {"LOCK.FACT", "HELD", "y", "me", "SHARED"},
+                                  {"EXEC"}}));
+  EXPECT_EQ(client_.Do("LOCK.TOUCH", "y", "me", "PX", kMinute, "ALSO", 2, "free", "job"),
+            Reply::Int(2));
+  EXPECT_EQ(ToldGist(), (Commands{{"MULTI"},
+                                  {"LOCK.FACT", "HELD", "y", "me", "SHARED"},
+                                  {"LOCK.FACT", "HELD", "job", "me", "SHARED"},
+                                  {"EXEC"}}));
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me", "ALSO", 3, "x", "free", "y"), Reply::Int(3));
+  EXPECT_EQ(Told(), (Commands{{"MULTI"},
+                              {"LOCK.RELEASE", "job", "me"},
+                              {"LOCK.RELEASE", "x", "me"},
+                              {"LOCK.RELEASE", "y", "me"},
+                              {"EXEC"}}));
+  EXPECT_EQ(client_.Do("DBSIZE"), Reply::Int(0));
+}
+
+// The release of a hold that lingers answers 0, and everybody is told that it is over.
+TEST_F(ModesEndTest, AReleaseCutsTheLinger) {
+  for (const Command& mode : Commands{{}, {"SHARED"}, {"LIMIT", "2"}}) {
+    Command lingering = mode;
+    lingering.insert(lingering.end(), {"LINGER", "60000"});
+    const Owners others = mode.empty() ? Owners{} : Owners{"other"};
+    if (!mode.empty()) Acquire("other", mode);
+    Acquire("me", lingering, 30);
+    Told();
+    AwaitHolders(others);
+    for (Client* client : {&client_, &copy_}) {
+      EXPECT_GT(client->Do("LOCK.INFO", "job").Field("linger-left-ms").integer, 0);
+    }
+    EXPECT_EQ(Told(), Commands{}) << "that it lingers was told when it was granted";
+    EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(0));
+    EXPECT_EQ(Told(), (Commands{{"LOCK.FACT", "ENDED", "job", "me"}}));
+    for (Client* client : {&client_, &copy_}) {
+      const Reply info = client->Do("LOCK.INFO", "job");
+      EXPECT_EQ(mode.empty() ? info : info.Field("linger-left-ms"),
+                mode.empty() ? Reply::Nil() : Reply::Int(0));
+    }
+    EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(0));
+    EXPECT_EQ(Told(), Commands{});
+    const Reply digest = client_.Do("DEBUG", "DIGEST");
+    EXPECT_EQ(client_.Do("DEBUG", "LOADAOF"), Reply::Ok());
+    EXPECT_EQ(client_.Do("DEBUG", "DIGEST"), digest) << "also by the AOF";
+    client_.Do("DEL", "job");
+    Told();
+  }
+}
+
+// A counted hold that lingers is over with one release, as with its lease.
+TEST_F(ModesEndTest, ACountedLingerIsCutAtOnce) {
+  for (int i = 0; i < 3; i++) Acquire("me", {"REENTRANT", "LINGER", "60000"}, 30);
+  Told();
+  AwaitHolders({});
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(0));
+  EXPECT_EQ(Told(), (Commands{{"LOCK.FACT", "ENDED", "job", "me"}}));
+  EXPECT_EQ(copy_.Do("DBSIZE"), Reply::Int(0));
+}
+
+TEST_F(ModesEndTest, TheEndOfASessionIsTold) {
+  Acquire("other");
+  auto session = std::make_unique<Client>(primary_.Connect());
+  for (int i = 0; i < 2; i++) {
+    EXPECT_TRUE(
+        session->Do("LOCK.ACQUIRE", "job", "me", "PX", kMinute, "SHARED", "SESSION", "REENTRANT")
+            .IsInteger());
+  }
+  EXPECT_TRUE(session
+                  ->Do("LOCK.ACQUIRE", "job", "lingers", "PX", kMinute, "SHARED", "SESSION",
+                       "LINGER", kMinute)
+                  .IsInteger());
+  EXPECT_EQ(ToldGist().back(),
+            (Command{"LOCK.FACT", "HELD", "job", "lingers", "SHARED", "LINGER", "60000"}))
+      << "nothing about a session";
+  const int64_t before = ServerNow(client_);
+  session.reset();
+  AwaitHolders({"other"});
+  const int64_t after = ServerNow(client_);
+  Commands told = Told();
+  std::erase_if(told, [](const Command& command) { return command.size() == 1; });
+  std::sort(told.begin(), told.end());
+  ASSERT_EQ(told.size(), 2U);
+  EXPECT_EQ(told[0], (Command{"LOCK.FACT", "ENDED", "job", "me"}));
+  ASSERT_EQ(told[1].size(), 10U);
+  EXPECT_EQ(told[1][3], "lingers");
+  EXPECT_EQ((Command{told[1].begin() + 7, told[1].begin() + 9}), (Command{"SHARED", "LINGER"}));
+  const int64_t end = std::stoll(told[1][6]);
+  EXPECT_LT(end, after) << "it is over";
+  EXPECT_GE(end + std::stoll(told[1][9]), before - 1 + kMinute) << "and lingers from then on";
+  EXPECT_LE(end + std::stoll(told[1][9]), after + kMinute);
+  for (Client* client : {&client_, &copy_}) {
+    EXPECT_GT(client->Do("LOCK.INFO", "job").Field("linger-left-ms").integer, 0);
+  }
+}
+
+// --- A random mix --------------------------------------------------------------------------------
+
+// Callers that ask for everything there is, with leases that end all the time.
+class Callers {
+ public:
+  Callers(const Server& server, unsigned seed) : server_(server), random_(seed) {
+    for (int i = 0; i < kCallers; i++) callers_.push_back({server.Connect()});
+  }
+
+  static constexpr int kCallers = 6;
+
+  // Somebody asks for something, or takes its answer, or hangs up.
+  void Step(bool with_long_leases) {
+    Caller& caller = callers_[Below(callers_.size())];
+    if (caller.busy) {
+      if (caller.client.HasReply(Milliseconds{Below(4) == 0 ? 1 : 0})) Take(caller);
+      if (caller.busy && Below(50) == 0) caller = {server_.Connect()};
+      return;
+    }
+    if (Below(60) == 0) {
+      caller = {server_.Connect()};
+      return;
+    }
+    caller.client.Send(Request(with_long_leases));
+    caller.busy = true;
+    asked_++;
+  }
+
+  // Takes all answers that are still to come.
+  void Rest() {
+    for (Caller& caller : callers_) {
+      if (caller.busy) Take(caller);
+    }
+  }
+
+  int asked() const { return asked_; }
+  int granted() const { return granted_; }
+
+ private:
+  struct Caller {
+    Client client;
+    bool busy = false;
+  };
+
+  size_t Below(size_t limit) { return random_() % limit; }
+  std::string Number(size_t least, size_t most) {
+    return std::to_string(least + Below(most - least + 1));
+  }
+  std::string Key() { return "key " + Number(0, 4); }
+  std::string Owner() { return "owner " + Number(0, 5); }
+
+  void Take(Caller& caller) {
+    const Reply reply = caller.client.Read();
+    caller.busy = false;
+    if (reply.IsInteger() && reply.integer > 100) granted_++;
+    const bool fine = !reply.IsError() || reply.IsError("ERR this owner holds") ||
+                      reply.IsError("ERR ALSO cannot turn") || reply.IsError("ERR no such key") ||
+                      reply.IsError("DEADLOCK") || reply.IsError("UNBLOCKED");
+    EXPECT_TRUE(fine) << reply;
+  }
+
+  void AddAlso(Command& command) {
+    std::vector<std::string> more;
+    for (int i = 0; i < 5; i++) {
+      const std::string key = "key " + std::to_string(i);
+      if (key != command[1] && Below(3) == 0) more.push_back(key);
+    }
+    if (more.empty()) return;
+    std::shuffle(more.begin(), more.end(), random_);
+    command.insert(command.end(), {"ALSO", std::to_string(more.size())});
+    command.insert(command.end(), more.begin(), more.end());
+  }
+
+  Command Request(bool with_long_leases) {
+    const std::string lease = with_long_leases && Below(2) == 0 ? "60000" : Number(1, 25);
+    const size_t kind = Below(100);
+    Command command;
+    if (kind < 55) {
+      command = {"LOCK.ACQUIRE", Key(), Owner(), "PX", lease};
+      const size_t mode = Below(5);
+      if (mode < 2) command.push_back("SHARED");
+      if (mode == 2 || mode == 3) command.insert(command.end(), {"LIMIT", Number(1, 4)});
+      if (mode != 2 && mode != 3 && Below(4) == 0) command.push_back("REENTRANT");
+      if (Below(5) == 0) command.push_back("SESSION");
+      if (Below(5) == 0) command.insert(command.end(), {"LINGER", Number(0, 20)});
+      if (Below(3) == 0) command.insert(command.end(), {"WAIT", Number(0, 20)});
+      if (Below(7) == 0) AddAlso(command);
+    } else if (kind < 75) {
+      command = {"LOCK.RELEASE", Key(), Owner()};
+      if (Below(4) == 0) AddAlso(command);
+    } else if (kind < 90) {
+      command = {"LOCK.TOUCH", Key(), Owner(), "PX", lease};
+      if (Below(4) == 0) AddAlso(command);
+    } else if (kind < 93) {
+      command = {"LOCK.INFO", Key()};
+    } else if (kind < 95) {
+      command = {"PERSIST", Key()};
+    } else if (kind < 97) {
+      command = {"PEXPIRE", Key(), Number(1, 20)};
+    } else if (kind < 99) {
+      command = {"RENAME", Key(), Key()};
+    } else {
+      command = {"DEL", Key()};
+    }
+    return command;
+  }
+
+  const Server& server_;
+  std::mt19937 random_;
+  std::vector<Caller> callers_;
+  int asked_ = 0;
+  int granted_ = 0;
+};
+
+// Nobody who holds the lock will lose it soon.
+bool Lasts(Client& client, const std::string& key) {
+  constexpr int64_t kSoon = 10000;
+  const Reply info = client.Do("LOCK.INFO", key);
+  if (info.IsNil()) return false;
+  const std::vector<Reply> holders = info.Field("holders").elements;
+  return EndOf(client, key) > ServerNow(client) + kSoon &&
+         std::all_of(holders.begin(), holders.end(), [](const Reply& holder) {
+           return holder.Field("lease-left-ms").integer > kSoon;
+         });
+}
+
+class ModesMixTest : public ModesReplicaTest, public ::testing::WithParamInterface<unsigned> {
+ protected:
+  // Compares what the two servers store while nothing but time goes on.
+  void Compare(Callers& callers, const std::string& when) {
+    callers.Rest();
+    // Connections that hung up have been noticed, and what they left has been dealt with.
+    const std::string clients = std::to_string(Callers::kCallers + 1);
+    EXPECT_TRUE(
+        Eventually([&] { return InfoField(client_, "clients", "connected_clients") == clients; }));
+    EXPECT_TRUE(Eventually([&] { return WaitersNow(client_) == "0"; }));
+    EXPECT_EQ(client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", 0), Reply::Ok());
+    ExpectSame(client_, copy_, when);
+    for (int i = 0; i < 5; i++) {
+      const std::string key = "key " + std::to_string(i);
+      // By the clock both lose holders; what the replica shows lies between two looks.
+      EXPECT_TRUE(Eventually([&] {
+        const Reply before = HoldersOf(client_, key);
+        const Reply there = HoldersOf(copy_, key);
+        if (HoldersOf(client_, key) != before) return false;
+        EXPECT_EQ(there, before) << key << " " << when;
+        return true;
+      }));
+    }
+    EXPECT_EQ(client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", 1), Reply::Ok());
+  }
+};
+
+TEST_P(ModesMixTest, PrimaryReplicaAndAofAgree) {
+  constexpr int kRounds = 12;
+  constexpr int kRequests = 250;  // in each
+  Callers callers(primary_, GetParam());
+  for (int round = 1; round <= kRounds; round++) {
+    const bool last = round == kRounds;
+    while (callers.asked() < round * kRequests) callers.Step(/*with_long_leases=*/last);
+    Compare(callers, "after " + std::to_string(callers.asked()) + " requests");
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(callers.granted(), kRounds * kRequests / 10) << "else there was nothing to agree on";
+
+  // The short leases end; what is left outlives a restart.
+  for (int i = 0; i < 3; i++) {
+    client_.Do("LOCK.ACQUIRE", "lasting", i, "PX", kMinute, "SHARED", "LINGER", i * 1000);
+  }
+  ASSERT_TRUE(Eventually([&] {
+    const std::vector<std::string> keys = KeysOf(client_);
+    const bool all_last = std::all_of(keys.begin(), keys.end(),
+                                      [&](const std::string& key) { return Lasts(client_, key); });
+    // KEYS leaves out what has expired and is not removed yet.
+    return all_last && client_.Do("DBSIZE") == Reply::Int(std::ssize(keys));
+  }));
+  ExpectSame(client_, copy_, "in the end");
+  const std::map<std::string, Reply> before = AllStored(client_);
+  EXPECT_EQ(AllStored(copy_), before);
+  const Reply digest = client_.Do("DEBUG", "DIGEST");
+  Crash(primary_);
+  client_ = primary_.Connect();
+  EXPECT_EQ(AllStored(client_), before);
+  EXPECT_EQ(client_.Do("DEBUG", "DIGEST"), digest);
+  RewriteAof(primary_);
+  Crash(primary_);
+  client_ = primary_.Connect();
+  EXPECT_EQ(AllStored(client_), before);
+  EXPECT_EQ(client_.Do("DEBUG", "DIGEST"), digest);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seed, ModesMixTest, ::testing::Values(1U, 2U, 3U));
+
+// --- Memory --------------------------------------------------------------------------------------
+
+TEST(ModesMemoryTest, UsageGrowsWithTheHolders) {
+  Server server;
+  Client client = server.Connect();
+  const auto usage = [&](const std::string& key) {
+    const Reply reply = client.Do("MEMORY", "USAGE", key);
+    EXPECT_TRUE(reply.IsInteger()) << reply;
+    return reply.integer;
+  };
+  const auto name = [](int i) { return "owner " + std::to_string(100000 + i); };
+  std::map<int, int64_t> by_holders;
+  for (int i = 1; i <= 1000; i++) {
+    EXPECT_TRUE(client.Do("LOCK.ACQUIRE", "job", name(i), "PX", kMinute, "SHARED").IsInteger());
+    const int64_t now = usage("job");
+    if (!by_holders.empty()) {
+      EXPECT_GT(now, by_holders.rbegin()->second) << i;
+    }
+    by_holders[i] = now;
+  }
+  // Each has two moments, a token and its name, and a place in three lists.
+  const int64_t each = (by_holders[1000] - by_holders[500]) / 500;
+  EXPECT_GE(each, 3 * 8 + 12);
+  EXPECT_LE(each, 200);
+  for (int i = 2; i <= 1000; i++) {
+    EXPECT_EQ(client.Do("LOCK.RELEASE", "job", name(i)), Reply::Int(1));
+  }
+  EXPECT_LT(usage("job"), by_holders[1000] - 500 * (3 * 8 + 12));
+
+  // A count and a linger take room, but only where there are any.
+  MustAcquire(client, "one", name(1));
+  const int64_t one = usage("one");
+  EXPECT_TRUE(client.Do("LOCK.ACQUIRE", "two", name(1), "PX", kMinute, "LINGER", 1, "REENTRANT")
+                  .IsInteger());
+  EXPECT_GT(usage("two"), one);
+  EXPECT_LT(one, by_holders[2]);
+}
+
+// --- Many locks ----------------------------------------------------------------------------------
+
+TEST(ModesStorageLong, AMillionLocksOfThreeHolders) {
+  constexpr Milliseconds kLong{100000};
+  constexpr int kLocks = 1'000'000;
+  constexpr int kBatch = 10'000;
+  Server server({.start_within = kLong});
+  const std::string name = "lock 0000000";
+  const auto name_of = [&](int i) {
+    const std::string digits = std::to_string(i);
+    return std::string(name).replace(name.size() - digits.size(), digits.size(), digits);
+  };
+  // What the three ask for one lock, in each mode; only the name has to be put in.
+  std::vector<std::string> requests;
+  for (const Command& mode :
+       Commands{{"SHARED"}, {"LIMIT", "3"}, {"SHARED", "REENTRANT", "LINGER", "1000"}}) {
+    requests.emplace_back();
+    for (const char* owner : {"c", "a", "b"}) {
+      Command command = {"LOCK.ACQUIRE", name, owner, "PX", "86000000"};
+      command.insert(command.end(), mode.begin(), mode.end());
+      requests.back() += EncodeCommand(command);
+    }
+  }
+  {
+    RawConnection connection = server.ConnectRaw();
+    for (int first = 0; first < kLocks; first += kBatch) {
+      std::string bytes;
+      for (int i = first; i < first + kBatch; i++) {
+        size_t at = bytes.size();
+        bytes += requests[static_cast<size_t>(i) % requests.size()];
+        while ((at = bytes.find(name, at)) != std::string::npos) {
+          bytes.replace(at, name.size(), name_of(i));
+          at += name.size();
+        }
+      }
+      connection.WriteRaw(bytes);
+      // Every answer is a token, which until 2286 has 16 digits.
+      constexpr size_t kAnswer = std::string_view(":1700000000000001\r\n").size();
+      const std::string answers = connection.ReadExactly(kAnswer * 3 * kBatch, kLong);
+      for (size_t i = 0; i < answers.size(); i += kAnswer) ASSERT_EQ(answers[i], ':');
+    }
+  }
+  const auto ask = [&](const Command& command) {
+    RawConnection connection = server.ConnectRaw();
+    connection.SendCommand(command);
+    return connection.ReadReply(kLong);
+  };
+  EXPECT_EQ(ask({"DBSIZE"}), Reply::Int(kLocks));
+  const Reply digest = ask({"DEBUG", "DIGEST"});
+  EXPECT_EQ(ask({"SAVE"}), Reply::Ok());
+  server.Kill9();
+  ASSERT_TRUE(server.Restart());
+  EXPECT_EQ(ask({"DBSIZE"}), Reply::Int(kLocks));
+  EXPECT_EQ(ask({"DEBUG", "DIGEST"}), digest);
+  Client client = server.Connect();
+  EXPECT_EQ(OwnersOf(client, "lock 0999998"), (Owners{"c", "a", "b"}));
+  EXPECT_EQ(client.Do("LOCK.RELEASE", "lock 0999998", "a"), Reply::Int(1));
+  EXPECT_EQ(OwnersOf(client, "lock 0999998"), (Owners{"c", "b"}));
+  server.Kill9();  // or it would free them one by one
+}
+
+}  // namespace
+}  // namespace turnstile::testing

@@ -1,0 +1,1592 @@
+// The rules: who gets a lock, who may release and prolong it. With hand-set time.
+
+#include "core/decide.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/encoding.h"
+#include "printers.h"
+
+namespace turnstile {
+namespace {
+
+using namespace std::string_view_literals;
+
+constexpr Owner kAnn{"ann"};
+constexpr Owner kBob{"bob"};
+constexpr Owner kCat{"cat"};
+constexpr Owner kDan{"dan"};
+constexpr Owner kZoe{"zoe"};
+constexpr Token kToken{1'700'000'000'000'042};
+constexpr Instant kSince{Millis{1'700'000'000'000}};
+constexpr Instant kEnd = kSince + Millis{30'000};
+constexpr Millis kTick{1};
+constexpr Millis kLease{1'234};
+constexpr Millis kLinger{500};
+constexpr uint32_t kMaxCount = std::numeric_limits<uint32_t>::max();
+constexpr Mode kModes[] = {Mode::kExclusive, Mode::kShared, Mode::kLimit};
+constexpr Hold kAnnsHold{.owner = kAnn, .token = kToken, .since = kSince, .end = kEnd};
+
+constexpr Token Later(Token token, uint64_t by) { return Token{token.value + by}; }
+
+TokenClock ClockAt(Token last) {
+  TokenClock clock;
+  clock.Observe(last);
+  return clock;
+}
+
+Hold HoldOf(Owner owner, Token token, Instant end = kEnd, Millis linger = Millis{0},
+            uint32_t count = 1) {
+  return {owner, token, kSince, end, linger, count};
+}
+
+// Owns what a Place refers to, and knows whether deciding left it alone.
+class Scene {
+ public:
+  Scene() = default;
+  explicit Scene(std::string_view plain, Instant end = kMaxInstant) : plain_(plain), end_(end) {}
+  Scene(Mode mode, const std::vector<Hold>& holds) {
+    for (const Hold& hold : holds) Hear(Held{mode, hold});
+  }
+
+  template <typename Fact>
+  void Hear(const Fact& fact) {
+    Lock* const next = Apply(lock_.get(), fact);
+    if (next != lock_.get()) lock_.reset(next);
+  }
+
+  Place place() const {
+    if (plain_.has_value()) return {.lock = nullptr, .plain = PlainLock{*plain_, end_}};
+    return {.lock = lock_.get(), .plain = std::nullopt};
+  }
+  Site site(const Crowd& ahead = {}) const { return {place(), ahead}; }
+  const Lock* lock() const { return lock_.get(); }
+  std::string bytes() const { return lock_ == nullptr ? "" : Encode(*lock_); }
+
+ private:
+  std::unique_ptr<Lock> lock_;
+  std::optional<std::string> plain_;
+  Instant end_;
+};
+
+AcquireRequest Ask(Owner owner, Mode mode = Mode::kExclusive, uint32_t limit = 1) {
+  return {.owner = owner, .lease = kLease, .mode = mode, .limit = limit};
+}
+
+AcquireRequest Reentrant(AcquireRequest request) {
+  request.reentrant = true;
+  return request;
+}
+
+Crowd CrowdOf(const std::vector<AcquireRequest>& waiting) {
+  Crowd crowd;
+  for (const AcquireRequest& request : waiting) crowd.Add(request.mode, request.limit);
+  return crowd;
+}
+
+Admission Acquire(const Place& place, const AcquireRequest& request, FineInstant now,
+                  const Crowd& ahead = {}, const TokenClock& clock = ClockAt(kToken)) {
+  const Site site{place, ahead};
+  return Decide(std::span(&site, 1), request, now, clock);
+}
+
+Outcome OutcomeOf(const Scene& scene, const AcquireRequest& request, Instant now,
+                  const Crowd& ahead = {}) {
+  return Acquire(scene.place(), request, now, ahead).outcome;
+}
+
+// The change of a decision, if it is of this kind.
+template <typename Fact>
+std::optional<Fact> ChangeOf(const Decision& decision) {
+  if (!decision.change.has_value()) return std::nullopt;
+  const auto* fact = std::get_if<Fact>(&*decision.change);
+  return fact == nullptr ? std::nullopt : std::optional(*fact);
+}
+
+std::vector<Owner> OwnersIn(const std::vector<Ended>& ended) {
+  std::vector<Owner> owners;
+  for (const Ended& each : ended) owners.push_back(each.owner);
+  return owners;
+}
+
+using Owners = std::vector<Owner>;
+
+// --- One exclusive holder, or a plain lock ----------------------------------------------------
+
+enum class Stored {
+  kNothing,
+  kAnnsLock,
+  kAnnsLingeringLock,  // as kAnnsLock, with a linger
+  kAnnsPlain,
+  kEmptyPlain,     // SET key ""
+  kOversizePlain,  // a value that begins with "ann" and that no owner can equal
+};
+
+Scene SceneOf(Stored stored) {
+  switch (stored) {
+    case Stored::kNothing:
+      break;
+    case Stored::kAnnsLock:
+      return Scene(Mode::kExclusive, {kAnnsHold});
+    case Stored::kAnnsLingeringLock:
+      return Scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger)});
+    case Stored::kAnnsPlain:
+      return Scene(kAnn.bytes);
+    case Stored::kEmptyPlain:
+      return Scene("");
+    case Stored::kOversizePlain:
+      return Scene(std::string(kAnn.bytes) + std::string(1000, '!'));
+  }
+  return {};
+}
+
+struct Situation {
+  const char* name;
+  Stored stored;
+  Owner asker;
+  Millis after_end;  // the moment of the request, counted from the end of the hold
+  Outcome acquire;
+  Outcome release;
+  Outcome touch;
+  bool current;  // whether the hold's token is
+  bool closed;   // whether strangers are kept out
+};
+
+class LockSituation : public testing::TestWithParam<Situation> {
+ protected:
+  const Situation& s() const { return GetParam(); }
+  Instant now() const { return kEnd + s().after_end; }
+  // Not on a whole millisecond: leases are cut to one, tokens are not.
+  FineInstant fine_now() const { return now() + Micros{567}; }
+  Token next_token() const {
+    return Token{static_cast<uint64_t>(fine_now().time_since_epoch().count())};
+  }
+  bool is_lock() const {
+    return s().stored == Stored::kAnnsLock || s().stored == Stored::kAnnsLingeringLock;
+  }
+
+  const TokenClock clock_ = ClockAt(kToken);
+  const Scene scene_ = SceneOf(GetParam().stored);
+  const std::string bytes_ = scene_.bytes();
+
+  void TearDown() override { EXPECT_EQ(scene_.bytes(), bytes_) << "deciding changed the lock"; }
+};
+
+constexpr Situation kSituations[] = {
+    // Nobody.
+    {"Nothing", Stored::kNothing, kAnn, Millis{0},  //
+     Outcome::kGranted, Outcome::kFree, Outcome::kFree, false, false},
+    // The holder itself.
+    {"OwnAtTheStart", Stored::kAnnsLock, kAnn, kSince - kEnd,  //
+     Outcome::kHeldAlready, Outcome::kReleased, Outcome::kTouched, true, true},
+    {"OwnBeforeTheStart", Stored::kAnnsLock, kAnn, kSince - kEnd - Millis{5'000},  //
+     Outcome::kHeldAlready, Outcome::kReleased, Outcome::kTouched, true, true},
+    {"OwnBeforeTheEnd", Stored::kAnnsLock, kAnn, -kTick,  //
+     Outcome::kHeldAlready, Outcome::kReleased, Outcome::kTouched, true, true},
+    {"OwnAtTheEnd", Stored::kAnnsLock, kAnn, Millis{0},  //
+     Outcome::kHeldAlready, Outcome::kReleased, Outcome::kTouched, true, true},
+    {"OwnAfterTheEnd", Stored::kAnnsLock, kAnn, kTick,  //
+     Outcome::kGranted, Outcome::kLeaseEnded, Outcome::kLeaseEnded, false, false},
+    {"OwnMuchLater", Stored::kAnnsLock, kAnn, std::chrono::hours{1000},  //
+     Outcome::kGranted, Outcome::kLeaseEnded, Outcome::kLeaseEnded, false, false},
+    // Somebody else.
+    {"OthersAtTheStart", Stored::kAnnsLock, kBob, kSince - kEnd,  //
+     Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, true, true},
+    {"OthersBeforeTheEnd", Stored::kAnnsLock, kBob, -kTick,  //
+     Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, true, true},
+    {"OthersAtTheEnd", Stored::kAnnsLock, kBob, Millis{0},  //
+     Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, true, true},
+    {"OthersAfterTheEnd", Stored::kAnnsLock, kBob, kTick,  //
+     Outcome::kGranted, Outcome::kFree, Outcome::kFree, false, false},
+    // A hold that lingers has ended for its owner, and keeps others out.
+    {"OwnWithLingerAtTheEnd", Stored::kAnnsLingeringLock, kAnn, Millis{0},  //
+     Outcome::kHeldAlready, Outcome::kReleased, Outcome::kTouched, true, true},
+    {"OwnLingers", Stored::kAnnsLingeringLock, kAnn, kTick,  //
+     Outcome::kGranted, Outcome::kLingerCut, Outcome::kLeaseEnded, false, true},
+    {"OwnLingersForTheLastTime", Stored::kAnnsLingeringLock, kAnn, kLinger,  //
+     Outcome::kGranted, Outcome::kLingerCut, Outcome::kLeaseEnded, false, true},
+    {"OwnLingersNoLonger", Stored::kAnnsLingeringLock, kAnn, kLinger + kTick,  //
+     Outcome::kGranted, Outcome::kLeaseEnded, Outcome::kLeaseEnded, false, false},
+    {"OthersLingers", Stored::kAnnsLingeringLock, kBob, kTick,  //
+     Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, false, true},
+    {"OthersLingersForTheLastTime", Stored::kAnnsLingeringLock, kBob, kLinger,  //
+     Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, false, true},
+    {"OthersLingersNoLonger", Stored::kAnnsLingeringLock, kBob, kLinger + kTick,  //
+     Outcome::kGranted, Outcome::kFree, Outcome::kFree, false, false},
+    // A string without a TTL.
+    {"OwnPlain", Stored::kAnnsPlain, kAnn, Millis{0},  //
+     Outcome::kGranted, Outcome::kReleased, Outcome::kTouched, false, true},
+    {"OthersPlain", Stored::kAnnsPlain, kBob, Millis{0},  //
+     Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, false, true},
+    {"PlainMuchLater", Stored::kAnnsPlain, kBob, std::chrono::hours{1000},  //
+     Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, false, true},
+    {"EmptyPlain", Stored::kEmptyPlain, kAnn, Millis{0},  //
+     Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, false, true},
+    {"OversizePlain", Stored::kOversizePlain, kAnn, Millis{0},  //
+     Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, false, true},
+};
+
+INSTANTIATE_TEST_SUITE_P(All, LockSituation, testing::ValuesIn(kSituations),
+                         [](const auto& param_info) { return std::string(param_info.param.name); });
+
+TEST_P(LockSituation, Acquire) {
+  const AcquireRequest request = Ask(s().asker);
+  const Admission admission = Acquire(scene_.place(), request, fine_now(), {}, clock_);
+  EXPECT_EQ(admission.outcome, s().acquire);
+  EXPECT_EQ(admission.busy(), s().acquire == Outcome::kHeldByOther);
+  ASSERT_EQ(admission.granted(), s().acquire != Outcome::kHeldByOther);
+  if (!admission.granted()) return;
+  const Held held = HeldBy(scene_.place(), request, admission.token, now());
+  EXPECT_EQ(held.mode, Mode::kExclusive);
+  const bool again = s().acquire == Outcome::kHeldAlready;
+  EXPECT_EQ(held.hold, (Hold{.owner = s().asker,
+                             .token = again ? kToken : next_token(),
+                             .since = again ? kSince : now(),
+                             .end = now() + kLease}));
+}
+
+// Whoever can have it exclusively can have it in any mode. Only the holder itself may not change
+// its mode as it likes.
+TEST_P(LockSituation, AcquireInOtherModes) {
+  for (const AcquireRequest& request :
+       {Ask(s().asker, Mode::kShared), Ask(s().asker, Mode::kLimit, 1),
+        Ask(s().asker, Mode::kLimit, 1000)}) {
+    const Admission admission = Acquire(scene_.place(), request, fine_now(), {}, clock_);
+    if (s().acquire != Outcome::kHeldAlready) {
+      EXPECT_EQ(admission.outcome, s().acquire);
+    } else if (request.mode == Mode::kShared) {
+      EXPECT_EQ(admission.outcome, Outcome::kDowngraded);
+      EXPECT_EQ(admission.token, kToken);
+    } else {
+      EXPECT_EQ(admission.outcome, Outcome::kOtherMode);
+    }
+  }
+}
+
+TEST_P(LockSituation, Release) {
+  const Decision decision = Decide(scene_.place(), ReleaseRequest{s().asker}, now());
+  EXPECT_EQ(decision.outcome, s().release);
+  const bool released = s().release == Outcome::kReleased;
+  const bool cut = s().release == Outcome::kLingerCut;
+  EXPECT_EQ(decision.change.has_value(), released || cut);
+  EXPECT_EQ(ChangeOf<Released>(decision).has_value(), released && is_lock());
+  EXPECT_EQ(ChangeOf<PlainFreed>(decision).has_value(), released && !is_lock());
+  EXPECT_EQ(ChangeOf<Ended>(decision).has_value(), cut);
+  if (released && is_lock()) {
+    EXPECT_EQ(ChangeOf<Released>(decision)->owner, s().asker);
+  }
+  if (cut) {
+    EXPECT_EQ(ChangeOf<Ended>(decision)->owner, s().asker);
+  }
+}
+
+TEST_P(LockSituation, Touch) {
+  const Decision decision = Decide(scene_.place(), TouchRequest{s().asker, kLease}, now());
+  EXPECT_EQ(decision.outcome, s().touch);
+  if (s().touch != Outcome::kTouched) {
+    EXPECT_FALSE(decision.change.has_value());
+  } else if (!is_lock()) {
+    ASSERT_TRUE(ChangeOf<PlainExtended>(decision).has_value());
+    EXPECT_EQ(ChangeOf<PlainExtended>(decision)->end, now() + kLease);
+  } else {
+    Hold expected = scene_.lock()->at(Lock::Order::kByOwner, 0);
+    expected.end = now() + kLease;
+    ASSERT_TRUE(ChangeOf<Held>(decision).has_value());
+    EXPECT_EQ(ChangeOf<Held>(decision)->hold, expected);
+  }
+}
+
+TEST_P(LockSituation, SessionEnd) {
+  const Decision decision = DecideSessionEnd(scene_.place(), s().asker, now());
+  if (s().touch != Outcome::kTouched || !is_lock()) {
+    // Only a hold of ours is ever bound to a connection.
+    EXPECT_NE(decision.outcome, Outcome::kReleased);
+    EXPECT_FALSE(decision.change.has_value());
+  } else if (s().stored == Stored::kAnnsLock) {
+    EXPECT_EQ(decision.outcome, Outcome::kReleased);
+    ASSERT_TRUE(ChangeOf<Ended>(decision).has_value());
+    EXPECT_EQ(ChangeOf<Ended>(decision)->owner, kAnn);
+  } else {
+    EXPECT_EQ(decision.outcome, Outcome::kReleased);
+    ASSERT_TRUE(ChangeOf<Held>(decision).has_value());
+    const Hold left = ChangeOf<Held>(decision)->hold;
+    EXPECT_EQ(left.owner, kAnn);
+    EXPECT_EQ(left.token, kToken);
+    EXPECT_EQ(left.closes(), now() - kTick + kLinger);
+    EXPECT_FALSE(left.LiveAt(now()));
+  }
+}
+
+TEST_P(LockSituation, Fence) {
+  const Place place = scene_.place();
+  EXPECT_EQ(CurrentToken(place, now()), s().current ? std::optional(kToken) : std::nullopt);
+  EXPECT_EQ(IsCurrent(place, kToken, now()), s().current);
+  for (const Token other :
+       {Token{0}, kMinToken, Token{kToken.value - 1}, Token{kToken.value + 1}, kMaxToken}) {
+    EXPECT_FALSE(IsCurrent(place, other, now())) << other.value;
+  }
+}
+
+// At the end of the token clock only those are turned away who need a new token.
+TEST_P(LockSituation, AcquireWhenTokensAreUsedUp) {
+  const Admission admission =
+      Acquire(scene_.place(), Ask(s().asker), fine_now(), {}, ClockAt(kMaxToken));
+  const bool needs_one = s().acquire == Outcome::kGranted;
+  EXPECT_EQ(admission.outcome, needs_one ? Outcome::kTokensUsedUp : s().acquire);
+  EXPECT_EQ(admission.granted(), s().acquire == Outcome::kHeldAlready);
+}
+
+// Whoever does not hold the lock stands behind those who wait for it.
+TEST_P(LockSituation, AcquireWhileOthersWait) {
+  const bool own_plain = s().stored == Stored::kAnnsPlain && s().asker == kAnn;
+  const Outcome expected =
+      s().acquire == Outcome::kGranted && !own_plain ? Outcome::kOthersWait : s().acquire;
+  for (const Mode mode : kModes) {
+    const Crowd ahead = CrowdOf({Ask(kZoe, mode, 1000)});
+    EXPECT_EQ(Acquire(scene_.place(), Ask(s().asker), fine_now(), ahead).outcome, expected);
+  }
+}
+
+TEST_P(LockSituation, Holders) {
+  const std::vector<Holder> holders = HoldersOf(scene_.place(), now());
+  ASSERT_EQ(holders.size(), s().closed ? 1 : 0);
+  if (!s().closed) return;
+  if (is_lock()) {
+    EXPECT_EQ(holders[0].owner, kAnn);
+    EXPECT_EQ(holders[0].until, scene_.lock()->closes());
+  } else {
+    const bool too_long = s().stored == Stored::kOversizePlain;
+    EXPECT_EQ(holders[0].owner.bytes, too_long ? "" : scene_.place().plain->value);
+    EXPECT_EQ(holders[0].until, kMaxInstant);
+  }
+  EXPECT_GE(holders[0].until, now());
+}
+
+// Lines are settled by what both say: if they differed, a line would be looked at for ever.
+TEST_P(LockSituation, HoldersAreWhoKeepsStrangersOut) {
+  for (const Mode mode : kModes) {
+    const AcquireRequest request = Ask(kZoe, mode, 1000);
+    const Admission admission = Acquire(scene_.place(), request, fine_now());
+    EXPECT_EQ(admission.outcome, s().closed ? Outcome::kHeldByOther : Outcome::kGranted);
+    EXPECT_EQ(IsBlocked(scene_.site(), request, now()), s().closed);
+  }
+}
+
+// A release that was decided elsewhere is obeyed at any time, by the owner only.
+TEST_P(LockSituation, ReleaseThatMustBeObeyed) {
+  const Decision decision = Decide(scene_.place(), ReleaseRequest{s().asker}, kBeforeAnyEnd);
+  if (is_lock()) {
+    EXPECT_EQ(ChangeOf<Released>(decision).has_value(), s().asker == kAnn);
+    EXPECT_EQ(decision.outcome, s().asker == kAnn ? Outcome::kReleased : Outcome::kHeldByOther);
+  } else {
+    EXPECT_EQ(decision.outcome, s().release);
+  }
+}
+
+TEST(Admission, SaysWhetherItIsAGrantAndWhetherWaitingHelps) {
+  for (const Outcome outcome :
+       {Outcome::kGranted, Outcome::kHeldAlready, Outcome::kDowngraded, Outcome::kUpgraded}) {
+    EXPECT_TRUE((Admission{outcome, kToken}.granted()));
+    EXPECT_FALSE((Admission{outcome, kToken}.busy()));
+  }
+  for (const Outcome outcome : {Outcome::kHeldByOther, Outcome::kOthersWait}) {
+    EXPECT_FALSE((Admission{outcome, kToken}.granted()));
+    EXPECT_TRUE((Admission{outcome, kToken}.busy()));
+  }
+  for (const Outcome outcome :
+       {Outcome::kOtherMode, Outcome::kHoldsSome, Outcome::kHoldsApart, Outcome::kUpgradesSeveral,
+        Outcome::kCountedOut, Outcome::kTokensUsedUp}) {
+    EXPECT_FALSE((Admission{outcome, kToken}.granted()));
+    EXPECT_FALSE((Admission{outcome, kToken}.busy()));
+  }
+}
+
+// --- The grant rule ---------------------------------------------------------------------------
+
+// What the contract says about one lock, in its own words: holders are counted, waiters looked at
+// one by one.
+struct Naive {
+  enum class Own { kNone, kLive, kLingers, kOver };
+
+  Mode mode;          // of the holds
+  size_t others = 0;  // holders that keep out, without the asker
+  Own own = Own::kNone;
+  std::vector<AcquireRequest> waiting;
+
+  bool FitsHolders(const AcquireRequest& request) const {
+    if (others == 0) return true;
+    if (mode == Mode::kShared && request.mode == Mode::kShared) return true;
+    return mode == Mode::kLimit && request.mode == Mode::kLimit && others < request.limit;
+  }
+
+  bool FitsWaiters(const AcquireRequest& request) const {
+    size_t smallest = request.limit;
+    const bool keeps_them = (own == Own::kLive || own == Own::kLingers) && mode != request.mode;
+    for (const AcquireRequest& waiter : waiting) {
+      if (keeps_them) return false;
+      if (request.mode == Mode::kExclusive || waiter.mode != request.mode) return false;
+      smallest = std::min<size_t>(smallest, waiter.limit);
+    }
+    if (request.mode != Mode::kLimit || waiting.empty()) return true;
+    return others + waiting.size() + 1 <= smallest;
+  }
+
+  Outcome Answer(const AcquireRequest& request) const {
+    Outcome fits = Outcome::kGranted;
+    if (own == Own::kLive) {
+      if (mode == request.mode) return Outcome::kHeldAlready;
+      if (mode == Mode::kExclusive && request.mode == Mode::kShared) return Outcome::kDowngraded;
+      if (mode != Mode::kShared || request.mode != Mode::kExclusive) return Outcome::kOtherMode;
+      fits = Outcome::kUpgraded;
+    }
+    if (!FitsHolders(request)) return Outcome::kHeldByOther;
+    return FitsWaiters(request) ? fits : Outcome::kOthersWait;
+  }
+};
+
+// Every lock with up to four holders in every state, everybody who may ask, and everybody who may
+// wait before.
+TEST(GrantRule, IsTheContractsInEverySituation) {
+  const Instant now = kEnd + kTick;
+  // Others: live, lingering, over.
+  const std::vector<Hold> states = {HoldOf(kZoe, kToken, now), HoldOf(kZoe, kToken, kEnd, kLinger),
+                                    HoldOf(kZoe, kToken, kEnd)};
+  const std::vector<std::string> names = {"a", "n", "z"};  // around the asker's
+  const std::vector<AcquireRequest> kinds = {
+      Ask(kZoe, Mode::kExclusive), Ask(kZoe, Mode::kShared),   Ask(kZoe, Mode::kLimit, 1),
+      Ask(kZoe, Mode::kLimit, 2),  Ask(kZoe, Mode::kLimit, 3), Ask(kZoe, Mode::kLimit, 5)};
+  std::vector<std::vector<AcquireRequest>> lines = {{}};
+  for (const AcquireRequest& first : kinds) {
+    lines.push_back({first});
+    for (const AcquireRequest& second : kinds) {
+      lines.push_back({first, second});
+      lines.push_back({first, second, first});
+    }
+  }
+  int checked = 0;
+  for (const Mode mode : kModes) {
+    for (int shape = 0; shape < 4 * 4 * 4 * 4; ++shape) {
+      // Digits of base four: the asker's own hold, then those of three others.
+      Naive naive{.mode = mode, .own = static_cast<Naive::Own>(shape % 4)};
+      std::vector<Hold> holds;
+      if (naive.own != Naive::Own::kNone) {
+        holds.push_back(states.at(static_cast<size_t>(naive.own) - 1));
+        holds.back().owner = Owner{"m"};
+      }
+      for (size_t other = 0, rest = static_cast<size_t>(shape) / 4; other < 3; ++other, rest /= 4) {
+        if (rest % 4 == 0) continue;
+        holds.push_back(states.at(rest % 4 - 1));
+        holds.back().owner = Owner{names.at(other)};
+        holds.back().token = Later(kToken, 1 + other);
+        if (rest % 4 < 3) ++naive.others;
+      }
+      if (mode == Mode::kExclusive && holds.size() > 1) continue;
+      const Scene scene(mode, holds);
+      const std::string bytes = scene.bytes();
+      for (AcquireRequest request : kinds) {
+        request.owner = Owner{"m"};
+        for (const std::vector<AcquireRequest>& line : lines) {
+          naive.waiting = line;
+          const Outcome expected = naive.Answer(request);
+          const Site site = scene.site(CrowdOf(line));
+          const Admission admission = Decide(std::span(&site, 1), request, now, ClockAt(kToken));
+          ASSERT_EQ(admission.outcome, expected)
+              << "mode " << static_cast<int>(mode) << ", shape " << shape << ", request "
+              << static_cast<int>(request.mode) << " " << request.limit << ", " << line.size()
+              << " wait";
+          ASSERT_EQ(IsBlocked(site, request, now), admission.busy());
+          ++checked;
+        }
+        ASSERT_EQ(IsUpgrade(scene.place(), request, now), naive.own == Naive::Own::kLive &&
+                                                              mode == Mode::kShared &&
+                                                              request.mode == Mode::kExclusive);
+      }
+      ASSERT_EQ(scene.bytes(), bytes);
+      // Who keeps out a stranger are the others and the asker.
+      const bool own_keeps_out =
+          naive.own == Naive::Own::kLive || naive.own == Naive::Own::kLingers;
+      const std::vector<Holder> holders = HoldersOf(scene.place(), now);
+      ASSERT_EQ(holders.size(), naive.others + (own_keeps_out ? 1 : 0));
+      ASSERT_EQ(holders.empty(), OutcomeOf(scene, Ask(kDan), now) == Outcome::kGranted);
+    }
+  }
+  EXPECT_GT(checked, 200'000);
+}
+
+TEST(GrantRule, SharedHoldersComeTogetherAndKeepWritersOut) {
+  const Scene scene(Mode::kShared, {HoldOf(kAnn, kToken), HoldOf(kBob, Later(kToken, 1))});
+  EXPECT_EQ(OutcomeOf(scene, Ask(kCat, Mode::kShared), kEnd), Outcome::kGranted);
+  EXPECT_EQ(OutcomeOf(scene, Ask(kCat), kEnd), Outcome::kHeldByOther);
+  EXPECT_EQ(OutcomeOf(scene, Ask(kCat, Mode::kLimit, 100), kEnd), Outcome::kHeldByOther);
+  EXPECT_EQ(OutcomeOf(scene, Ask(kCat), kEnd + kTick), Outcome::kGranted);
+}
+
+// A reader that came after a writer does not overtake it, though a reader holds the lock.
+TEST(GrantRule, ReadersWaitBehindAWriter) {
+  const Scene scene(Mode::kShared, {HoldOf(kAnn, kToken)});
+  const AcquireRequest reader = Ask(kCat, Mode::kShared);
+  EXPECT_EQ(OutcomeOf(scene, reader, kEnd, CrowdOf({Ask(kBob)})), Outcome::kOthersWait);
+  EXPECT_EQ(OutcomeOf(scene, reader, kEnd, CrowdOf({Ask(kBob, Mode::kShared)})), Outcome::kGranted);
+  EXPECT_EQ(OutcomeOf(scene, reader, kEnd, CrowdOf({Ask(kBob, Mode::kShared), Ask(kDan)})),
+            Outcome::kOthersWait);
+  EXPECT_EQ(OutcomeOf(scene, reader, kEnd, CrowdOf({Ask(kBob, Mode::kLimit, 9)})),
+            Outcome::kOthersWait);
+}
+
+// The request that comes in says how many may hold, whatever those before it said.
+TEST(GrantRule, LimitIsTheAskersOwn) {
+  const Scene scene(Mode::kLimit, {HoldOf(kAnn, kToken), HoldOf(kBob, Later(kToken, 1))});
+  EXPECT_EQ(OutcomeOf(scene, Ask(kCat, Mode::kLimit, 1), kEnd), Outcome::kHeldByOther);
+  EXPECT_EQ(OutcomeOf(scene, Ask(kCat, Mode::kLimit, 2), kEnd), Outcome::kHeldByOther);
+  EXPECT_EQ(OutcomeOf(scene, Ask(kCat, Mode::kLimit, 3), kEnd), Outcome::kGranted);
+  EXPECT_EQ(OutcomeOf(scene, Ask(kCat, Mode::kShared), kEnd), Outcome::kHeldByOther);
+  EXPECT_EQ(OutcomeOf(scene, Ask(kCat), kEnd), Outcome::kHeldByOther);
+}
+
+TEST(GrantRule, LimitLeavesRoomForThoseAhead) {
+  const Scene scene(Mode::kLimit, {HoldOf(kAnn, kToken)});
+  const auto ask = [&](uint32_t limit, const std::vector<AcquireRequest>& waiting) {
+    return OutcomeOf(scene, Ask(kCat, Mode::kLimit, limit), kEnd, CrowdOf(waiting));
+  };
+  // One holds, one waits, one asks: three.
+  EXPECT_EQ(ask(2, {Ask(kBob, Mode::kLimit, 9)}), Outcome::kOthersWait);
+  EXPECT_EQ(ask(3, {Ask(kBob, Mode::kLimit, 9)}), Outcome::kGranted);
+  EXPECT_EQ(ask(9, {Ask(kBob, Mode::kLimit, 3)}), Outcome::kGranted);
+  EXPECT_EQ(ask(9, {Ask(kBob, Mode::kLimit, 2)}), Outcome::kOthersWait);
+  EXPECT_EQ(ask(9, {Ask(kBob, Mode::kLimit, 9), Ask(kDan, Mode::kLimit, 4)}), Outcome::kGranted);
+  EXPECT_EQ(ask(9, {Ask(kBob, Mode::kLimit, 3), Ask(kDan, Mode::kLimit, 9)}), Outcome::kOthersWait);
+  EXPECT_EQ(ask(9, {Ask(kBob, Mode::kShared)}), Outcome::kOthersWait);
+}
+
+TEST(GrantRule, LimitOf100000) {
+  const Scene scene(Mode::kLimit, {HoldOf(kAnn, kToken)});
+  Crowd crowd;
+  for (uint32_t i = 0; i < kMaxLimit - 2; ++i) crowd.Add(Mode::kLimit, kMaxLimit);
+  EXPECT_EQ(OutcomeOf(scene, Ask(kCat, Mode::kLimit, kMaxLimit), kEnd, crowd), Outcome::kGranted);
+  crowd.Add(Mode::kLimit, kMaxLimit);
+  EXPECT_EQ(OutcomeOf(scene, Ask(kCat, Mode::kLimit, kMaxLimit), kEnd, crowd),
+            Outcome::kOthersWait);
+}
+
+TEST(Crowd, KnowsWhenNobodyCanJoinIt) {
+  EXPECT_FALSE(CrowdOf({}).IsMixed());
+  EXPECT_TRUE(CrowdOf({Ask(kAnn)}).IsMixed());
+  EXPECT_FALSE(CrowdOf({Ask(kAnn, Mode::kShared), Ask(kBob, Mode::kShared)}).IsMixed());
+  EXPECT_FALSE(CrowdOf({Ask(kAnn, Mode::kLimit, 2), Ask(kBob, Mode::kLimit, 3)}).IsMixed());
+  EXPECT_TRUE(CrowdOf({Ask(kAnn, Mode::kLimit, 2), Ask(kBob, Mode::kShared)}).IsMixed());
+  EXPECT_TRUE(CrowdOf({Ask(kAnn, Mode::kShared), Ask(kBob)}).IsMixed());
+  EXPECT_EQ(CrowdOf({Ask(kAnn, Mode::kLimit, 5), Ask(kBob, Mode::kLimit, 3),
+                     Ask(kCat, Mode::kLimit, 4), Ask(kDan, Mode::kShared)})
+                .least_limit,
+            3);
+  EXPECT_EQ(CrowdOf({Ask(kAnn), Ask(kBob)}).size, 2);
+}
+
+// --- Asking again -----------------------------------------------------------------------------
+
+TEST(AskAgain, KeepsTokenAndStartAndTheLeaseStartsAnew) {
+  const Instant now = kSince + Millis{10};
+  for (const Mode mode : kModes) {
+    const Scene scene(mode, {kAnnsHold});
+    for (const int64_t lease : {int64_t{1}, int64_t{100}, int64_t{29'990}, int64_t{86'400'000}}) {
+      AcquireRequest request = Ask(kAnn, mode, 7);
+      request.lease = Millis{lease};
+      const Admission admission = Acquire(scene.place(), request, now);
+      EXPECT_EQ(admission.outcome, Outcome::kHeldAlready);
+      EXPECT_EQ(admission.token, kToken);
+      const Held held = HeldBy(scene.place(), request, admission.token, now);
+      EXPECT_EQ(held.mode, mode);
+      EXPECT_EQ(held.hold, HoldOf(kAnn, kToken, now + Millis{lease}));
+      const Decision touch = Decide(scene.place(), TouchRequest{kAnn, Millis{lease}}, now);
+      EXPECT_EQ(ChangeOf<Held>(touch)->hold, HoldOf(kAnn, kToken, now + Millis{lease}));
+      EXPECT_EQ(ChangeOf<Held>(touch)->mode, mode);
+    }
+  }
+}
+
+TEST(AskAgain, AlwaysSucceedsInTheSameMode) {
+  const std::vector<AcquireRequest> line = {Ask(kBob), Ask(kCat, Mode::kShared),
+                                            Ask(kDan, Mode::kLimit, 1)};
+  const Scene alone(Mode::kExclusive, {kAnnsHold});
+  EXPECT_EQ(OutcomeOf(alone, Ask(kAnn), kEnd, CrowdOf(line)), Outcome::kHeldAlready);
+  for (const Mode mode : {Mode::kShared, Mode::kLimit}) {
+    const Scene crowded(mode, {kAnnsHold, HoldOf(kZoe, Later(kToken, 1)),
+                               HoldOf(kDan, Later(kToken, 2), kSince, kLinger)});
+    EXPECT_EQ(OutcomeOf(crowded, Ask(kAnn, mode, 1), kEnd, CrowdOf(line)), Outcome::kHeldAlready);
+  }
+}
+
+TEST(AskAgain, AfterTheClockSteppedBackMovesTheEndBack) {
+  const Scene scene(Mode::kExclusive, {kAnnsHold});
+  const Instant now = kSince - std::chrono::hours{1};
+  const Hold again = HeldBy(scene.place(), Ask(kAnn), kToken, now).hold;
+  const Hold touched = ChangeOf<Held>(Decide(scene.place(), TouchRequest{kAnn, kLease}, now))->hold;
+  for (const Hold& hold : {again, touched}) {
+    EXPECT_EQ(hold, HoldOf(kAnn, kToken, now + kLease));
+    EXPECT_TRUE(IsWellFormed(hold));
+  }
+}
+
+// The newest request says how the hold ends.
+TEST(AskAgain, TakesOnTheNewLinger) {
+  const Scene scene(Mode::kShared, {HoldOf(kAnn, kToken, kEnd, kLinger)});
+  AcquireRequest request = Ask(kAnn, Mode::kShared);
+  EXPECT_EQ(HeldBy(scene.place(), request, kToken, kEnd).hold.linger, Millis{0});
+  request.linger = Millis{77};
+  EXPECT_EQ(HeldBy(scene.place(), request, kToken, kEnd).hold.linger, Millis{77});
+  // A touch is about the lease and nothing else.
+  const Decision touch = Decide(scene.place(), TouchRequest{kAnn, kLease}, kEnd);
+  EXPECT_EQ(ChangeOf<Held>(touch)->hold, HoldOf(kAnn, kToken, kEnd + kLease, kLinger));
+}
+
+TEST(AskAgain, AfterTheEndIsANewHold) {
+  const Instant now = kEnd + kTick;
+  for (const Mode mode : kModes) {
+    for (const Millis linger : {Millis{0}, kLinger}) {
+      const Scene scene(mode, {HoldOf(kAnn, kToken, kEnd, linger, 5)});
+      for (const Mode next : kModes) {
+        const AcquireRequest request = Reentrant(Ask(kAnn, next));
+        const Admission admission = Acquire(scene.place(), request, now);
+        EXPECT_EQ(admission.outcome, Outcome::kGranted);
+        EXPECT_GT(admission.token, kToken);
+        const Held held = HeldBy(scene.place(), request, admission.token, now);
+        EXPECT_EQ(held.mode, next);
+        // The old count is gone with the old hold.
+        EXPECT_EQ(held.hold, (Hold{kAnn, admission.token, now, now + kLease}));
+      }
+    }
+  }
+}
+
+// --- Change of mode ---------------------------------------------------------------------------
+
+TEST(Upgrade, OfTheOnlyHolderIsANewHoldUnderANewToken) {
+  const Scene scene(Mode::kShared, {HoldOf(kAnn, kToken, kEnd, kLinger, 3)});
+  const Instant now = kEnd - Millis{5};
+  for (const bool reentrant : {false, true}) {
+    AcquireRequest request = Ask(kAnn);
+    request.reentrant = reentrant;
+    const Admission admission = Acquire(scene.place(), request, now);
+    EXPECT_EQ(admission.outcome, Outcome::kUpgraded);
+    EXPECT_GT(admission.token, kToken);
+    EXPECT_TRUE(IsUpgrade(scene.place(), request, now));
+    const Held held = HeldBy(scene.place(), request, admission.token, now);
+    EXPECT_EQ(held.mode, Mode::kExclusive);
+    // As many releases as before are owed.
+    EXPECT_EQ(held.hold,
+              (Hold{kAnn, admission.token, now, now + kLease, Millis{0}, reentrant ? 4U : 3U}));
+  }
+}
+
+TEST(Upgrade, WaitsForOtherHoldersAndForTheirLinger) {
+  const Hold live = HoldOf(kBob, Later(kToken, 1));
+  const Hold lingers = HoldOf(kBob, Later(kToken, 1), kSince, kEnd - kSince);
+  for (const Hold& other : {live, lingers}) {
+    const Scene scene(Mode::kShared, {HoldOf(kAnn, kToken, kEnd + Millis{50}), other});
+    EXPECT_EQ(OutcomeOf(scene, Ask(kAnn), kEnd), Outcome::kHeldByOther);
+    EXPECT_TRUE(IsUpgrade(scene.place(), Ask(kAnn), kEnd));
+    EXPECT_TRUE(IsBlocked(scene.site(), Ask(kAnn), kEnd));
+    EXPECT_EQ(OutcomeOf(scene, Ask(kAnn), kEnd + kTick), Outcome::kUpgraded);
+  }
+}
+
+TEST(Upgrade, StandsBehindThoseWhoAreAhead) {
+  const Scene scene(Mode::kShared, {kAnnsHold});
+  for (const Mode mode : kModes) {
+    EXPECT_EQ(OutcomeOf(scene, Ask(kAnn), kEnd, CrowdOf({Ask(kBob, mode, 9)})),
+              Outcome::kOthersWait);
+  }
+}
+
+TEST(Upgrade, NeedsAToken) {
+  const Scene scene(Mode::kShared, {kAnnsHold});
+  EXPECT_EQ(Acquire(scene.place(), Ask(kAnn), kEnd, {}, ClockAt(kMaxToken)).outcome,
+            Outcome::kTokensUsedUp);
+}
+
+TEST(Upgrade, IsOneOnlyWhileTheSharedHoldLives) {
+  const Scene scene(Mode::kShared, {HoldOf(kAnn, kToken, kEnd, kLinger)});
+  EXPECT_TRUE(IsUpgrade(scene.place(), Ask(kAnn), kEnd));
+  EXPECT_FALSE(IsUpgrade(scene.place(), Ask(kAnn), kEnd + kTick));
+  EXPECT_FALSE(IsUpgrade(scene.place(), Ask(kBob), kEnd));
+  EXPECT_FALSE(IsUpgrade(scene.place(), Ask(kAnn, Mode::kShared), kEnd));
+  EXPECT_FALSE(IsUpgrade(Scene().place(), Ask(kAnn), kEnd));
+  EXPECT_FALSE(IsUpgrade(Scene(kAnn.bytes).place(), Ask(kAnn), kEnd));
+  EXPECT_FALSE(IsUpgrade(Scene(Mode::kLimit, {kAnnsHold}).place(), Ask(kAnn), kEnd));
+  EXPECT_FALSE(IsUpgrade(Scene(Mode::kExclusive, {kAnnsHold}).place(), Ask(kAnn), kEnd));
+}
+
+TEST(Downgrade, IsAtOnceAndKeepsTheToken) {
+  const Scene scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger, 3)});
+  for (const Mode waiting : kModes) {
+    const Admission admission = Acquire(scene.place(), Ask(kAnn, Mode::kShared), kEnd,
+                                        CrowdOf({Ask(kBob, waiting)}), ClockAt(kMaxToken));
+    EXPECT_EQ(admission.outcome, Outcome::kDowngraded);
+    EXPECT_EQ(admission.token, kToken);
+  }
+  const Held held = HeldBy(scene.place(), Ask(kAnn, Mode::kShared), kToken, kEnd);
+  EXPECT_EQ(held.mode, Mode::kShared);
+  EXPECT_EQ(held.hold, HoldOf(kAnn, kToken, kEnd + kLease, Millis{0}, 3));
+  EXPECT_EQ(HeldBy(scene.place(), Reentrant(Ask(kAnn, Mode::kShared)), kToken, kEnd).hold.count, 4);
+}
+
+TEST(OtherChangesOfMode, AreErrors) {
+  constexpr std::pair<Mode, Mode> kChanges[] = {{Mode::kExclusive, Mode::kLimit},
+                                                {Mode::kShared, Mode::kLimit},
+                                                {Mode::kLimit, Mode::kExclusive},
+                                                {Mode::kLimit, Mode::kShared}};
+  for (const auto& [from, to] : kChanges) {
+    const Scene scene(from, {HoldOf(kAnn, kToken, kEnd, kLinger)});
+    EXPECT_EQ(OutcomeOf(scene, Ask(kAnn, to, 5), kEnd), Outcome::kOtherMode);
+    EXPECT_EQ(OutcomeOf(scene, Ask(kAnn, to, 5), kEnd, CrowdOf({Ask(kBob)})), Outcome::kOtherMode);
+    EXPECT_FALSE(IsBlocked(scene.site(), Ask(kAnn, to, 5), kEnd));
+    // A hold that has ended binds nobody to its mode.
+    EXPECT_EQ(OutcomeOf(scene, Ask(kAnn, to, 5), kEnd + kTick), Outcome::kGranted);
+  }
+}
+
+// --- REENTRANT --------------------------------------------------------------------------------
+
+TEST(ReentrantHold, CountsEveryReentrantCallAndNoOther) {
+  for (const Mode mode : {Mode::kExclusive, Mode::kShared}) {
+    Scene scene;
+    const auto acquire = [&](bool reentrant) {
+      AcquireRequest request = Ask(kAnn, mode);
+      request.reentrant = reentrant;
+      const Admission admission = Acquire(scene.place(), request, kSince);
+      EXPECT_TRUE(admission.granted());
+      scene.Hear(HeldBy(scene.place(), request, admission.token, kSince));
+      return scene.lock()->Find(kAnn)->count;
+    };
+    const auto release = [&] {
+      const Decision decision = Decide(scene.place(), ReleaseRequest{kAnn}, kSince);
+      EXPECT_EQ(decision.outcome, Outcome::kReleased);
+      scene.Hear(ChangeOf<Released>(decision).value());
+      return scene.lock() == nullptr ? 0 : scene.lock()->Find(kAnn)->count;
+    };
+    EXPECT_EQ(acquire(true), 1);
+    const Token token = scene.lock()->Find(kAnn)->token;
+    EXPECT_EQ(acquire(true), 2);
+    EXPECT_EQ(acquire(false), 2);
+    EXPECT_EQ(acquire(true), 3);
+    EXPECT_EQ(release(), 2);
+    EXPECT_EQ(acquire(true), 3);
+    EXPECT_EQ(scene.lock()->Find(kAnn)->token, token);
+    EXPECT_EQ(release(), 2);
+    EXPECT_EQ(release(), 1);
+    EXPECT_EQ(release(), 0);
+    EXPECT_EQ(scene.lock(), nullptr);
+    EXPECT_EQ(Decide(scene.place(), ReleaseRequest{kAnn}, kSince).outcome, Outcome::kFree);
+  }
+}
+
+TEST(ReentrantHold, CannotBeCountedBeyondItsNumber) {
+  for (const Mode mode : {Mode::kExclusive, Mode::kShared}) {
+    const Scene last(mode, {HoldOf(kAnn, kToken, kEnd, Millis{0}, kMaxCount - 1)});
+    EXPECT_EQ(OutcomeOf(last, Reentrant(Ask(kAnn, mode)), kEnd), Outcome::kHeldAlready);
+    EXPECT_EQ(HeldBy(last.place(), Reentrant(Ask(kAnn, mode)), kToken, kEnd).hold.count, kMaxCount);
+
+    const Scene full(mode, {HoldOf(kAnn, kToken, kEnd, Millis{0}, kMaxCount)});
+    for (const Mode next : {Mode::kExclusive, Mode::kShared}) {
+      const Admission admission = Acquire(full.place(), Reentrant(Ask(kAnn, next)), kEnd);
+      EXPECT_EQ(admission.outcome, Outcome::kCountedOut);
+      EXPECT_FALSE(admission.granted() || admission.busy());
+    }
+    EXPECT_EQ(OutcomeOf(full, Ask(kAnn, mode), kEnd), Outcome::kHeldAlready);
+    EXPECT_EQ(HeldBy(full.place(), Ask(kAnn, mode), kToken, kEnd).hold.count, kMaxCount);
+    EXPECT_EQ(OutcomeOf(full, Reentrant(Ask(kAnn, mode)), kEnd + kTick), Outcome::kGranted);
+    EXPECT_EQ(Decide(full.place(), ReleaseRequest{kAnn}, kEnd).outcome, Outcome::kReleased);
+  }
+}
+
+TEST(ReentrantHold, KeepsItsCountThroughATouch) {
+  const Scene scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger, 9)});
+  const Decision touch = Decide(scene.place(), TouchRequest{kAnn, kLease}, kEnd);
+  EXPECT_EQ(ChangeOf<Held>(touch)->hold, HoldOf(kAnn, kToken, kEnd + kLease, kLinger, 9));
+}
+
+// --- Linger -----------------------------------------------------------------------------------
+
+// Among several, each lingers for itself.
+TEST(Linger, CountsAsAHolderForOthers) {
+  const Instant now = kEnd + kTick;
+  const Scene shared(Mode::kShared, {HoldOf(kAnn, kToken, kEnd, kLinger)});
+  EXPECT_EQ(OutcomeOf(shared, Ask(kBob, Mode::kShared), now), Outcome::kGranted);
+  EXPECT_EQ(OutcomeOf(shared, Ask(kBob), now), Outcome::kHeldByOther);
+  const Scene limit(Mode::kLimit, {HoldOf(kAnn, kToken, kEnd, kLinger),
+                                   HoldOf(kCat, Later(kToken, 1), kEnd + kLease)});
+  EXPECT_EQ(OutcomeOf(limit, Ask(kBob, Mode::kLimit, 2), now), Outcome::kHeldByOther);
+  EXPECT_EQ(OutcomeOf(limit, Ask(kBob, Mode::kLimit, 3), now), Outcome::kGranted);
+  EXPECT_EQ(OutcomeOf(limit, Ask(kBob, Mode::kLimit, 2), kEnd + kLinger + kTick),
+            Outcome::kGranted);
+}
+
+// The place of its own lingering hold is the owner's: it does not stand in its own way.
+TEST(Linger, IsNoObstacleToItsOwner) {
+  const Instant now = kEnd + kTick;
+  const Scene full(Mode::kLimit, {HoldOf(kAnn, kToken, kEnd, kLinger),
+                                  HoldOf(kCat, Later(kToken, 1), kEnd + kLease)});
+  EXPECT_EQ(OutcomeOf(full, Ask(kAnn, Mode::kLimit, 2), now), Outcome::kGranted);
+  EXPECT_EQ(OutcomeOf(full, Ask(kAnn, Mode::kLimit, 1), now), Outcome::kHeldByOther);
+  const Scene alone(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger)});
+  EXPECT_EQ(OutcomeOf(alone, Ask(kAnn), now), Outcome::kGranted);
+  EXPECT_EQ(OutcomeOf(alone, Ask(kAnn), now, CrowdOf({Ask(kBob)})), Outcome::kOthersWait);
+  EXPECT_FALSE(IsBlocked(alone.site(), Ask(kAnn), now));
+}
+
+TEST(Linger, IsCutByARelease) {
+  for (const uint32_t count : {1U, 5U}) {
+    Scene scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger, count)});
+    const Decision decision = Decide(scene.place(), ReleaseRequest{kAnn}, kEnd + kTick);
+    EXPECT_EQ(decision.outcome, Outcome::kLingerCut);
+    ASSERT_TRUE(ChangeOf<Ended>(decision).has_value());
+    scene.Hear(*ChangeOf<Ended>(decision));
+    EXPECT_EQ(scene.lock(), nullptr);
+  }
+}
+
+TEST(Linger, DoesNotComeAfterACleanRelease) {
+  Scene scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger)});
+  scene.Hear(ChangeOf<Released>(Decide(scene.place(), ReleaseRequest{kAnn}, kEnd)).value());
+  EXPECT_EQ(OutcomeOf(scene, Ask(kBob), kEnd), Outcome::kGranted);
+}
+
+TEST(Linger, IsOfTheHoldThatWasAskedForWithIt) {
+  AcquireRequest request = Ask(kAnn);
+  request.linger = kLinger;
+  EXPECT_EQ(HeldBy(Scene().place(), request, kToken, kSince).hold,
+            HoldOf(kAnn, kToken, kSince + kLease, kLinger));
+}
+
+// --- The end of a session ---------------------------------------------------------------------
+
+TEST(SessionEnd, EndsTheHoldWhateverItsCount) {
+  for (const Mode mode : kModes) {
+    const Scene scene(mode, {HoldOf(kAnn, kToken, kEnd, Millis{0}, 5)});
+    const Decision decision = DecideSessionEnd(scene.place(), kAnn, kSince);
+    EXPECT_EQ(decision.outcome, Outcome::kReleased);
+    ASSERT_TRUE(ChangeOf<Ended>(decision).has_value());
+    EXPECT_EQ(ChangeOf<Ended>(decision)->owner, kAnn);
+  }
+}
+
+TEST(SessionEnd, LingersAsLongAsWasAsked) {
+  for (const Mode mode : kModes) {
+    Scene scene(mode, {HoldOf(kAnn, kToken, kEnd, kLinger, 2)});
+    const Instant now = kSince + Millis{10};
+    const Decision decision = DecideSessionEnd(scene.place(), kAnn, now);
+    EXPECT_EQ(decision.outcome, Outcome::kReleased);
+    ASSERT_TRUE(ChangeOf<Held>(decision).has_value());
+    EXPECT_EQ(ChangeOf<Held>(decision)->mode, mode);
+    scene.Hear(*ChangeOf<Held>(decision));
+    EXPECT_FALSE(IsCurrent(scene.place(), kToken, now));
+    EXPECT_EQ(OutcomeOf(scene, Ask(kBob), now), Outcome::kHeldByOther);
+    EXPECT_EQ(OutcomeOf(scene, Ask(kBob), now + kLinger - kTick), Outcome::kHeldByOther);
+    EXPECT_EQ(OutcomeOf(scene, Ask(kBob), now + kLinger), Outcome::kGranted);
+    EXPECT_TRUE(IsWellFormed(scene.lock()->at(Lock::Order::kByOwner, 0)));
+  }
+}
+
+// A clock that is set back afterwards does not bring the hold back.
+TEST(SessionEnd, IsForEver) {
+  Scene scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger, 2)});
+  scene.Hear(ChangeOf<Held>(DecideSessionEnd(scene.place(), kAnn, kEnd)).value());
+  for (const Instant now : {kEnd, kEnd - kTick, kSince, kSince - std::chrono::hours{1000}}) {
+    EXPECT_FALSE(IsCurrent(scene.place(), kToken, now));
+    EXPECT_EQ(CurrentToken(scene.place(), now), std::nullopt);
+    EXPECT_FALSE(Decide(scene.place(), TouchRequest{kAnn, kLease}, now).change.has_value());
+    EXPECT_EQ(Decide(scene.place(), ReleaseRequest{kAnn}, now).outcome, Outcome::kLingerCut);
+    EXPECT_FALSE(DecideSessionEnd(scene.place(), kAnn, now).change.has_value());
+    const Admission again = Acquire(scene.place(), Ask(kAnn), now);
+    EXPECT_EQ(again.outcome, Outcome::kGranted);
+    EXPECT_GT(again.token, kToken);
+    EXPECT_EQ(OutcomeOf(scene, Ask(kBob), now), Outcome::kHeldByOther);
+  }
+}
+
+TEST(SessionEnd, LeavesOtherHoldersAlone) {
+  Scene scene(Mode::kShared, {kAnnsHold, HoldOf(kBob, Later(kToken, 1))});
+  scene.Hear(ChangeOf<Ended>(DecideSessionEnd(scene.place(), kAnn, kSince)).value());
+  EXPECT_EQ(scene.lock()->size(), 1);
+  EXPECT_EQ(scene.lock()->Find(kBob), HoldOf(kBob, Later(kToken, 1)));
+}
+
+TEST(SessionEnd, IsNothingToAHoldThatIsGone) {
+  const Scene scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger)});
+  EXPECT_FALSE(DecideSessionEnd(scene.place(), kAnn, kEnd + kTick).change.has_value());
+  EXPECT_FALSE(DecideSessionEnd(scene.place(), kBob, kEnd).change.has_value());
+  EXPECT_FALSE(DecideSessionEnd(Scene().place(), kAnn, kEnd).change.has_value());
+  EXPECT_FALSE(DecideSessionEnd(Scene(kAnn.bytes).place(), kAnn, kEnd).change.has_value());
+}
+
+TEST(SessionEnd, AtTheBeginningOfTimeStaysWellFormed) {
+  const Scene scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger)});
+  const Decision decision = DecideSessionEnd(scene.place(), kAnn, kMinInstant);
+  EXPECT_TRUE(IsWellFormed(ChangeOf<Held>(decision).value().hold));
+}
+
+// --- A grant that nobody was told of ----------------------------------------------------------
+
+// Nobody works under it: it ends at once, whatever its linger and its count are.
+TEST(TakeBack, EndsTheGrant) {
+  for (const Mode mode : kModes) {
+    const Scene scene(mode, {HoldOf(kAnn, kToken, kEnd, kLinger, 3)});
+    const Decision decision = DecideTakeBack(scene.place(), kAnn, kToken, std::nullopt, kSince);
+    EXPECT_EQ(decision.outcome, Outcome::kReleased);
+    ASSERT_TRUE(ChangeOf<Ended>(decision).has_value());
+    EXPECT_EQ(ChangeOf<Ended>(decision)->owner, kAnn);
+  }
+}
+
+TEST(TakeBack, OfAnUpgradeLeavesTheSharedHold) {
+  const Hold shared = HoldOf(kAnn, kToken, kEnd, kLinger, 3);
+  Scene scene(Mode::kExclusive, {HoldOf(kAnn, Later(kToken, 5), kEnd + kLease, Millis{0}, 4)});
+  const Instant now = kEnd - kTick;
+  const Decision decision = DecideTakeBack(scene.place(), kAnn, Later(kToken, 5), shared, now);
+  EXPECT_EQ(decision.outcome, Outcome::kReleased);
+  ASSERT_TRUE(ChangeOf<Held>(decision).has_value());
+  scene.Hear(*ChangeOf<Held>(decision));
+  EXPECT_EQ(scene.lock()->mode(), Mode::kShared);
+  EXPECT_EQ(scene.lock()->Find(kAnn), shared);
+  EXPECT_TRUE(IsCurrent(scene.place(), kToken, now));
+  EXPECT_FALSE(IsCurrent(scene.place(), Later(kToken, 5), now));
+}
+
+// It ended while nobody knew: what is left of it is its linger, then nothing.
+TEST(TakeBack, OfAnUpgradeLeavesWhatTheSharedHoldIsByThen) {
+  const Hold shared = HoldOf(kAnn, kToken, kEnd, kLinger);
+  const Scene scene(Mode::kExclusive, {HoldOf(kAnn, Later(kToken, 5), kEnd + kLease)});
+  const auto take_back = [&](Instant now) {
+    return DecideTakeBack(scene.place(), kAnn, Later(kToken, 5), shared, now);
+  };
+  EXPECT_EQ(ChangeOf<Held>(take_back(kEnd + kTick)).value().hold, shared);
+  EXPECT_EQ(ChangeOf<Held>(take_back(kEnd + kLinger)).value().hold, shared);
+  EXPECT_TRUE(ChangeOf<Ended>(take_back(kEnd + kLinger + kTick)).has_value());
+}
+
+TEST(TakeBack, IsNothingToAnotherGrantOrToNone) {
+  const Scene scene(Mode::kExclusive, {kAnnsHold});
+  const auto changes = [](const Scene& at, Owner owner, Token token, Instant now) {
+    return DecideTakeBack(at.place(), owner, token, std::nullopt, now).change.has_value();
+  };
+  EXPECT_TRUE(changes(scene, kAnn, kToken, kEnd));
+  EXPECT_FALSE(changes(scene, kAnn, Later(kToken, 1), kEnd));
+  EXPECT_FALSE(changes(scene, kBob, kToken, kEnd));
+  EXPECT_FALSE(changes(scene, kAnn, kToken, kEnd + kTick));
+  EXPECT_FALSE(changes(Scene(), kAnn, kToken, kEnd));
+  EXPECT_FALSE(changes(Scene(kAnn.bytes), kAnn, kToken, kEnd));
+}
+
+// --- Release and touch among several holders --------------------------------------------------
+
+TEST(SeveralHolders, ReleaseAndTouchTheirOwnHold) {
+  for (const Mode mode : {Mode::kShared, Mode::kLimit}) {
+    const Scene scene(mode, {kAnnsHold, HoldOf(kBob, Later(kToken, 1), kEnd - kTick, kLinger, 2)});
+    EXPECT_EQ(ChangeOf<Released>(Decide(scene.place(), ReleaseRequest{kAnn}, kSince))->owner, kAnn);
+    const Held touched = *ChangeOf<Held>(Decide(scene.place(), TouchRequest{kBob, kLease}, kSince));
+    EXPECT_EQ(touched.mode, mode);
+    EXPECT_EQ(touched.hold, HoldOf(kBob, Later(kToken, 1), kSince + kLease, kLinger, 2));
+    // Bob's lease is over, Ann's is not.
+    EXPECT_EQ(Decide(scene.place(), TouchRequest{kBob, kLease}, kEnd).outcome,
+              Outcome::kHeldByOther);
+    EXPECT_EQ(Decide(scene.place(), ReleaseRequest{kBob}, kEnd).outcome, Outcome::kLingerCut);
+    EXPECT_EQ(Decide(scene.place(), ReleaseRequest{kCat}, kEnd).outcome, Outcome::kHeldByOther);
+  }
+}
+
+// --- Plain locks ------------------------------------------------------------------------------
+
+// Whatever mode a request has: a string is one exclusive holder.
+TEST(PlainLock, IsExclusiveToOthersInEveryMode) {
+  for (const Mode mode : kModes) {
+    for (const uint32_t limit : {1U, 2U, kMaxLimit}) {
+      const Scene scene(kAnn.bytes);
+      const AcquireRequest request = Ask(kBob, mode, limit);
+      EXPECT_EQ(OutcomeOf(scene, request, kSince), Outcome::kHeldByOther);
+      EXPECT_EQ(OutcomeOf(scene, request, kSince, CrowdOf({Ask(kCat, mode, limit)})),
+                Outcome::kHeldByOther);
+      EXPECT_TRUE(IsBlocked(scene.site(), request, kSince));
+    }
+  }
+  EXPECT_EQ(ModeOf(Scene(kAnn.bytes).place()), Mode::kExclusive);
+}
+
+// It held the lock before those who wait came.
+TEST(PlainLock, IsTakenOverByItsOwnerInEveryModeWhoeverWaits) {
+  const Scene scene(kAnn.bytes);
+  for (const Mode mode : kModes) {
+    for (const Mode waiting : kModes) {
+      const AcquireRequest request = Reentrant(Ask(kAnn, mode));
+      const Admission admission =
+          Acquire(scene.place(), request, kSince, CrowdOf({Ask(kBob, waiting)}));
+      EXPECT_EQ(admission.outcome, Outcome::kGranted);
+      EXPECT_GT(admission.token, kToken);
+      const Held held = HeldBy(scene.place(), request, admission.token, kSince);
+      EXPECT_EQ(held.mode, mode);
+      EXPECT_EQ(held.hold, HoldOf(kAnn, admission.token, kSince + kLease));
+    }
+  }
+  EXPECT_EQ(Acquire(scene.place(), Ask(kAnn), kSince, {}, ClockAt(kMaxToken)).outcome,
+            Outcome::kTokensUsedUp);
+}
+
+TEST(PlainLock, OfAnEmptyValueIsNobodys) {
+  const Scene scene("");
+  for (const Mode mode : kModes) {
+    EXPECT_EQ(OutcomeOf(scene, Ask(kAnn, mode, 9), kSince), Outcome::kHeldByOther);
+  }
+}
+
+// The server may show a string whose TTL is over by our clock: its own is a moment older.
+TEST(PlainLock, IsOverAfterItsEnd) {
+  const Scene scene(kAnn.bytes, kEnd);
+  const Place place = scene.place();
+  for (const Mode mode : kModes) {
+    const AcquireRequest request = Ask(kBob, mode);
+    EXPECT_EQ(Acquire(place, request, kEnd + Micros{999}).outcome, Outcome::kHeldByOther);
+    EXPECT_EQ(Acquire(place, request, kEnd + Micros{1000}).outcome, Outcome::kGranted);
+    EXPECT_EQ(OutcomeOf(scene, request, kEnd + kTick, CrowdOf({Ask(kCat)})), Outcome::kOthersWait);
+  }
+  EXPECT_EQ(Decide(place, ReleaseRequest{kAnn}, kEnd).outcome, Outcome::kReleased);
+  EXPECT_EQ(Decide(place, ReleaseRequest{kAnn}, kEnd + kTick).outcome, Outcome::kFree);
+  EXPECT_EQ(Decide(place, TouchRequest{kAnn, kTick}, kEnd + kTick).outcome, Outcome::kFree);
+  EXPECT_EQ(HoldersOf(place, kEnd).size(), 1);
+  EXPECT_EQ(HoldersOf(place, kEnd + kTick).size(), 0);
+}
+
+TEST(PlainLock, OfTheLongestOwnerHasAName) {
+  const std::string longest(kMaxOwnerBytes, 'o');
+  EXPECT_EQ(HoldersOf(Scene(longest).place(), kSince).at(0).owner, Owner{longest});
+  EXPECT_EQ(HoldersOf(Scene(longest + "o").place(), kSince).at(0).owner, Owner{""});
+}
+
+// --- Several locks ----------------------------------------------------------------------------
+
+// Scenes that a request asks for together.
+Admission AcquireAll(const std::vector<const Scene*>& scenes, const AcquireRequest& request,
+                     Instant now = kEnd, const TokenClock& clock = ClockAt(Later(kToken, 9))) {
+  std::vector<Site> sites;
+  for (const Scene* scene : scenes) sites.push_back(scene->site());
+  return Decide(sites, request, now, clock);
+}
+
+Outcome OutcomeOfAll(const std::vector<const Scene*>& scenes, const AcquireRequest& request,
+                     Instant now = kEnd) {
+  return AcquireAll(scenes, request, now).outcome;
+}
+
+TEST(SeveralLocks, AreGrantedUnderOneToken) {
+  const Scene free;
+  const Scene over(Mode::kExclusive, {HoldOf(kBob, kToken, kEnd - kTick)});
+  const Scene lingering(Mode::kShared, {HoldOf(kAnn, kToken, kEnd - kTick, kLinger)});
+  const Admission admission = AcquireAll({&free, &over, &lingering}, Ask(kAnn));
+  EXPECT_EQ(admission.outcome, Outcome::kGranted);
+  EXPECT_GT(admission.token, kToken);
+  for (const Scene* scene : {&free, &over, &lingering}) {
+    EXPECT_EQ(HeldBy(scene->place(), Ask(kAnn), admission.token, kEnd).hold,
+              (Hold{kAnn, admission.token, kEnd, kEnd + kLease}));
+  }
+}
+
+TEST(SeveralLocks, AreAllOrNothing) {
+  const Scene free;
+  const Scene busy(Mode::kExclusive, {HoldOf(kBob, kToken)});
+  const Scene readers(Mode::kShared, {HoldOf(kBob, kToken)});
+  const Scene plain(kBob.bytes);
+  EXPECT_EQ(OutcomeOfAll({&free, &free}, Ask(kAnn)), Outcome::kGranted);
+  for (const Scene* other : {&busy, &readers, &plain}) {
+    EXPECT_EQ(OutcomeOfAll({other, &free, &free}, Ask(kAnn)), Outcome::kHeldByOther);
+    EXPECT_EQ(OutcomeOfAll({&free, &free, other}, Ask(kAnn)), Outcome::kHeldByOther);
+  }
+  EXPECT_EQ(OutcomeOfAll({&free, &readers}, Ask(kAnn, Mode::kShared)), Outcome::kGranted);
+  EXPECT_EQ(OutcomeOfAll({&readers, &busy}, Ask(kAnn, Mode::kShared)), Outcome::kHeldByOther);
+}
+
+TEST(SeveralLocks, KeepToEveryLine) {
+  const Scene free;
+  for (const size_t crowded : {0U, 1U, 2U}) {
+    std::vector<Site> sites(3, free.site());
+    sites.at(crowded).ahead = CrowdOf({Ask(kBob, Mode::kShared)});
+    EXPECT_EQ(Decide(sites, Ask(kAnn), kEnd, TokenClock()).outcome, Outcome::kOthersWait);
+    EXPECT_EQ(Decide(sites, Ask(kAnn, Mode::kShared), kEnd, TokenClock()).outcome,
+              Outcome::kGranted);
+  }
+}
+
+TEST(SeveralLocks, LimitHoldsForEachOfThem) {
+  const Scene one(Mode::kLimit, {HoldOf(kBob, kToken)});
+  const Scene two(Mode::kLimit, {HoldOf(kBob, kToken), HoldOf(kCat, Later(kToken, 1))});
+  EXPECT_EQ(OutcomeOfAll({&one, &two}, Ask(kAnn, Mode::kLimit, 2)), Outcome::kHeldByOther);
+  EXPECT_EQ(OutcomeOfAll({&one, &two}, Ask(kAnn, Mode::kLimit, 3)), Outcome::kGranted);
+}
+
+TEST(SeveralLocks, CanBeAskedForAgain) {
+  const Scene first(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger, 2)});
+  const Scene second(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd + kTick, Millis{0}, 5)});
+  std::vector<Site> sites = {first.site(CrowdOf({Ask(kBob)})), second.site()};
+  const Admission admission = Decide(sites, Ask(kAnn), kEnd, ClockAt(kMaxToken));
+  EXPECT_EQ(admission.outcome, Outcome::kHeldAlready);
+  EXPECT_EQ(admission.token, kToken);
+  // Each keeps what is its own.
+  EXPECT_EQ(HeldBy(first.place(), Reentrant(Ask(kAnn)), kToken, kEnd).hold.count, 3);
+  EXPECT_EQ(HeldBy(second.place(), Reentrant(Ask(kAnn)), kToken, kEnd).hold.count, 6);
+}
+
+TEST(SeveralLocks, HeldInPartAreAnError) {
+  const Scene own(Mode::kExclusive, {kAnnsHold});
+  const Scene free;
+  const Scene busy(Mode::kExclusive, {HoldOf(kBob, Later(kToken, 1))});
+  const Scene lingering(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd - kTick, kLinger)});
+  const Scene plain(kAnn.bytes);
+  for (const Scene* held : {&own, &plain}) {
+    for (const Scene* other : {&free, &busy, &lingering}) {
+      EXPECT_EQ(OutcomeOfAll({held, other}, Ask(kAnn)), Outcome::kHoldsSome);
+      EXPECT_EQ(OutcomeOfAll({other, held}, Ask(kAnn)), Outcome::kHoldsSome);
+      EXPECT_EQ(OutcomeOfAll({held, other, held}, Ask(kAnn, Mode::kShared)), Outcome::kHoldsSome);
+    }
+  }
+  EXPECT_FALSE(AcquireAll({&own, &busy}, Ask(kAnn)).busy());
+}
+
+TEST(SeveralLocks, HeldUnderDifferentTokensAreAnError) {
+  const Scene first(Mode::kExclusive, {kAnnsHold});
+  const Scene second(Mode::kExclusive, {HoldOf(kAnn, Later(kToken, 1))});
+  const Scene plain(kAnn.bytes);
+  EXPECT_EQ(OutcomeOfAll({&first, &second}, Ask(kAnn)), Outcome::kHoldsApart);
+  EXPECT_EQ(OutcomeOfAll({&first, &first, &second}, Ask(kAnn)), Outcome::kHoldsApart);
+  EXPECT_EQ(OutcomeOfAll({&first, &second, &first}, Ask(kAnn)), Outcome::kHoldsApart);
+  EXPECT_EQ(OutcomeOfAll({&first, &first}, Ask(kAnn)), Outcome::kHeldAlready);
+  // A string is held under no token.
+  EXPECT_EQ(OutcomeOfAll({&first, &plain}, Ask(kAnn)), Outcome::kHoldsApart);
+  EXPECT_EQ(OutcomeOfAll({&plain, &first}, Ask(kAnn)), Outcome::kHoldsApart);
+}
+
+TEST(SeveralLocks, AllOfThemPlainAreTakenOverTogether) {
+  const Scene plain(kAnn.bytes);
+  const Admission admission = AcquireAll({&plain, &plain}, Ask(kAnn));
+  EXPECT_EQ(admission.outcome, Outcome::kGranted);
+  EXPECT_GT(admission.token, kToken);
+}
+
+TEST(SeveralLocks, AreNotUpgradedTogether) {
+  const Scene shared(Mode::kShared, {kAnnsHold});
+  const Scene crowded(Mode::kShared, {kAnnsHold, HoldOf(kBob, Later(kToken, 1))});
+  const Scene exclusive(Mode::kExclusive, {kAnnsHold});
+  EXPECT_EQ(OutcomeOfAll({&shared, &shared}, Ask(kAnn)), Outcome::kUpgradesSeveral);
+  EXPECT_EQ(OutcomeOfAll({&crowded, &shared}, Ask(kAnn)), Outcome::kUpgradesSeveral);
+  EXPECT_EQ(OutcomeOfAll({&exclusive, &shared}, Ask(kAnn)), Outcome::kUpgradesSeveral);
+  EXPECT_EQ(OutcomeOfAll({&shared, &exclusive}, Ask(kAnn)), Outcome::kUpgradesSeveral);
+  EXPECT_FALSE(AcquireAll({&crowded, &shared}, Ask(kAnn)).busy());
+  // One lock is.
+  EXPECT_EQ(OutcomeOfAll({&shared}, Ask(kAnn)), Outcome::kUpgraded);
+}
+
+TEST(SeveralLocks, AreDowngradedTogether) {
+  const Scene shared(Mode::kShared, {kAnnsHold});
+  const Scene exclusive(Mode::kExclusive, {kAnnsHold});
+  for (const std::vector<const Scene*>& scenes : std::vector<std::vector<const Scene*>>{
+           {&exclusive, &exclusive}, {&shared, &exclusive}, {&exclusive, &shared}}) {
+    const Admission admission = AcquireAll(scenes, Ask(kAnn, Mode::kShared));
+    EXPECT_TRUE(admission.granted());
+    EXPECT_EQ(admission.token, kToken);
+  }
+  EXPECT_EQ(OutcomeOfAll({&exclusive, &exclusive}, Ask(kAnn, Mode::kShared)), Outcome::kDowngraded);
+}
+
+TEST(SeveralLocks, OneInAnotherModeIsAnError) {
+  const Scene limit(Mode::kLimit, {kAnnsHold});
+  const Scene exclusive(Mode::kExclusive, {kAnnsHold});
+  EXPECT_EQ(OutcomeOfAll({&limit, &exclusive}, Ask(kAnn)), Outcome::kOtherMode);
+  EXPECT_EQ(OutcomeOfAll({&exclusive, &limit}, Ask(kAnn)), Outcome::kOtherMode);
+}
+
+TEST(SeveralLocks, OneCountedOutIsAnError) {
+  const Scene full(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, Millis{0}, kMaxCount)});
+  const Scene own(Mode::kExclusive, {kAnnsHold});
+  EXPECT_EQ(OutcomeOfAll({&own, &full}, Reentrant(Ask(kAnn))), Outcome::kCountedOut);
+  EXPECT_EQ(OutcomeOfAll({&full, &own}, Reentrant(Ask(kAnn))), Outcome::kCountedOut);
+  EXPECT_EQ(OutcomeOfAll({&own, &full}, Ask(kAnn)), Outcome::kHeldAlready);
+}
+
+TEST(SeveralLocks, NeedOneTokenForAll) {
+  const Scene free;
+  EXPECT_EQ(AcquireAll({&free, &free}, Ask(kAnn), kEnd, ClockAt(kMaxToken)).outcome,
+            Outcome::kTokensUsedUp);
+  const Token last = Token{kMaxToken.value - 1};
+  EXPECT_EQ(AcquireAll({&free, &free}, Ask(kAnn), kEnd, ClockAt(last)).token, kMaxToken);
+}
+
+// Any two locks together, against what each of them says alone.
+TEST(SeveralLocks, AgreeWithWhatEachSaysAlone) {
+  const Token other = Later(kToken, 1);
+  std::vector<Scene> scenes;
+  scenes.emplace_back();
+  scenes.emplace_back(kAnn.bytes);
+  scenes.emplace_back(kBob.bytes);
+  for (const Mode mode : kModes) {
+    scenes.emplace_back(mode, std::vector{HoldOf(kBob, kToken)});
+    scenes.emplace_back(mode, std::vector{kAnnsHold});
+    scenes.emplace_back(mode, std::vector{HoldOf(kAnn, other)});
+    scenes.emplace_back(mode, std::vector{HoldOf(kAnn, kToken, kSince, kEnd - kSince)});
+    if (mode == Mode::kExclusive) continue;
+    scenes.emplace_back(mode, std::vector{HoldOf(kBob, other), kAnnsHold});
+  }
+  const auto token_of = [](const Scene& scene) -> std::optional<Token> {
+    if (scene.lock() == nullptr) return std::nullopt;
+    const auto own = scene.lock()->Find(kAnn);
+    return own.has_value() && own->LiveAt(kEnd) ? std::optional(own->token) : std::nullopt;
+  };
+  const auto holds = [&](const Scene& scene) {
+    return token_of(scene).has_value() ||
+           (scene.place().plain.has_value() && scene.place().plain->value == kAnn.bytes);
+  };
+  for (const AcquireRequest& request : {Ask(kAnn), Ask(kAnn, Mode::kShared),
+                                        Ask(kAnn, Mode::kLimit, 1), Ask(kAnn, Mode::kLimit, 2)}) {
+    for (const Scene& a : scenes) {
+      for (const Scene& b : scenes) {
+        const Admission both = AcquireAll({&a, &b}, request);
+        const Admission first = Acquire(a.place(), request, kEnd);
+        const Admission second = Acquire(b.place(), request, kEnd);
+        if (holds(a) != holds(b)) {
+          EXPECT_EQ(both.outcome, Outcome::kHoldsSome);
+        } else if (token_of(a) != token_of(b)) {
+          EXPECT_EQ(both.outcome, Outcome::kHoldsApart);
+        } else if (holds(a) &&
+                   (IsUpgrade(a.place(), request, kEnd) || IsUpgrade(b.place(), request, kEnd))) {
+          EXPECT_FALSE(both.granted() || both.busy());
+        } else if (!first.granted() || !second.granted()) {
+          EXPECT_EQ(both.outcome, first.granted() ? second.outcome : first.outcome);
+        } else {
+          EXPECT_TRUE(both.granted());
+          EXPECT_EQ(both.token, token_of(a).value_or(Token{1'700'000'030'000'000}));
+        }
+      }
+    }
+  }
+}
+
+TEST(SeveralLocks, AreUpTo65) {
+  const Scene free;
+  const Scene busy(Mode::kExclusive, {HoldOf(kBob, kToken)});
+  std::vector<const Scene*> scenes(1 + kMaxAlso, &free);
+  EXPECT_EQ(OutcomeOfAll(scenes, Ask(kAnn)), Outcome::kGranted);
+  scenes.back() = &busy;
+  EXPECT_EQ(OutcomeOfAll(scenes, Ask(kAnn)), Outcome::kHeldByOther);
+}
+
+// --- Tokens -----------------------------------------------------------------------------------
+
+TEST(NewHold, TakesTheHigherOfClockAndWallClock) {
+  const TokenClock ahead = ClockAt(Later(kToken, 1'000'000'000));
+  for (const Mode mode : kModes) {
+    EXPECT_EQ(Acquire(Scene().place(), Ask(kAnn, mode), kSince, {}, ahead).token,
+              Later(kToken, 1'000'000'001));
+    EXPECT_EQ(Acquire(Scene().place(), Ask(kAnn, mode), kSince, {}, TokenClock()).token,
+              Token{1'700'000'000'000'000});
+  }
+}
+
+TEST(CurrentToken, IsTheHighestOfALiveHold) {
+  // The highest token has ended, the next one lingers.
+  const Scene scene(Mode::kShared, {HoldOf(kAnn, Token{40}, kEnd), HoldOf(kBob, Token{30}, kEnd),
+                                    HoldOf(kCat, Token{50}, kSince, kEnd - kSince + kLease),
+                                    HoldOf(kDan, Token{60}, kSince)});
+  const Place place = scene.place();
+  EXPECT_EQ(CurrentToken(place, kSince), Token{60});
+  EXPECT_EQ(CurrentToken(place, kSince + kTick), Token{40});
+  EXPECT_EQ(CurrentToken(place, kEnd), Token{40});
+  EXPECT_EQ(CurrentToken(place, kEnd + kTick), std::nullopt);
+  for (const uint64_t token : {30U, 40U}) EXPECT_TRUE(IsCurrent(place, Token{token}, kEnd));
+  for (const uint64_t token : {29U, 35U, 50U, 60U}) {
+    EXPECT_FALSE(IsCurrent(place, Token{token}, kEnd));
+  }
+}
+
+TEST(CurrentToken, IsNoneOfAPlainLockOrOfNothing) {
+  for (const std::string_view value : {"ann"sv, "1700000000000042"sv}) {
+    EXPECT_EQ(CurrentToken(Scene(value).place(), kSince), std::nullopt);
+    EXPECT_FALSE(IsCurrent(Scene(value).place(), kToken, kSince));
+  }
+  EXPECT_EQ(CurrentToken(Scene().place(), kSince), std::nullopt);
+  EXPECT_FALSE(IsCurrent(Scene().place(), kToken, kSince));
+}
+
+// --- Who keeps out ----------------------------------------------------------------------------
+
+TEST(HoldersOf, AreInTheOrderOfTheirTokens) {
+  const Scene scene(Mode::kLimit, {HoldOf(kAnn, Token{40}, kEnd), HoldOf(kBob, Token{30}, kEnd),
+                                   HoldOf(kCat, Token{35}, kSince, kEnd - kSince + kLease),
+                                   HoldOf(kDan, Token{60}, kSince)});
+  const std::vector<Holder> holders = HoldersOf(scene.place(), kEnd);
+  ASSERT_EQ(holders.size(), 3);
+  EXPECT_EQ(holders[0].owner, kBob);
+  EXPECT_EQ(holders[0].until, kEnd);
+  EXPECT_EQ(holders[1].owner, kCat);
+  EXPECT_EQ(holders[1].until, kEnd + kLease);
+  EXPECT_EQ(holders[2].owner, kAnn);
+  EXPECT_EQ(HoldersOf(scene.place(), kEnd + kTick).size(), 1);
+  EXPECT_EQ(HoldersOf(Scene().place(), kEnd).size(), 0);
+}
+
+TEST(ModeOf, IsTheModeOfTheHolds) {
+  EXPECT_EQ(ModeOf(Scene().place()), Mode::kExclusive);
+  for (const Mode mode : kModes) EXPECT_EQ(ModeOf(Scene(mode, {kAnnsHold}).place()), mode);
+}
+
+// --- Holds that are over ----------------------------------------------------------------------
+
+class OverdueTest : public testing::Test {
+ protected:
+  // Ann and Dan are over, Dan first; Bob lives; Cat lingers.
+  OverdueTest()
+      : scene_(Mode::kShared,
+               {HoldOf(kAnn, Token{1}, kSince + kTick), HoldOf(kBob, Token{2}, kEnd),
+                HoldOf(kCat, Token{3}, kSince, kEnd - kSince), HoldOf(kDan, Token{4}, kSince)}) {}
+
+  Owners Before(const Change& next) const {
+    return OwnersIn(OverdueBefore(scene_.place(), next, kEnd));
+  }
+
+  Scene scene_;
+};
+
+TEST_F(OverdueTest, AreThoseThatKeepNobodyOut) {
+  EXPECT_EQ(OwnersIn(Overdue(scene_.place(), kSince)), Owners{});
+  EXPECT_EQ(OwnersIn(Overdue(scene_.place(), kSince + kTick)), Owners{kDan});
+  EXPECT_EQ(OwnersIn(Overdue(scene_.place(), kEnd)), (Owners{kDan, kAnn}));
+  EXPECT_EQ(OwnersIn(Overdue(scene_.place(), kEnd + kTick)), (Owners{kDan, kAnn, kBob, kCat}));
+  EXPECT_EQ(OwnersIn(Overdue(Scene().place(), kEnd)), Owners{});
+  EXPECT_EQ(OwnersIn(Overdue(Scene(kAnn.bytes, kSince).place(), kEnd)), Owners{});
+}
+
+TEST_F(OverdueTest, AreToldBeforeAChangeThatWouldLeaveThem) {
+  for (const Owner owner : {kBob, kCat, kZoe}) {
+    EXPECT_EQ(Before(Held{Mode::kShared, HoldOf(owner, kToken)}), (Owners{kDan, kAnn}));
+    EXPECT_EQ(Before(Released{owner}), (Owners{kDan, kAnn}));
+    EXPECT_EQ(Before(Ended{owner}), (Owners{kDan, kAnn}));
+  }
+}
+
+// What the change itself replaces or ends needs no word of its own.
+TEST_F(OverdueTest, AreNotToldIfTheChangeIsAboutThem) {
+  EXPECT_EQ(Before(Held{Mode::kShared, HoldOf(kAnn, kToken)}), Owners{kDan});
+  EXPECT_EQ(Before(Released{kDan}), Owners{kAnn});
+  EXPECT_EQ(Before(Ended{kAnn}), Owners{kDan});
+}
+
+TEST_F(OverdueTest, AreNotToldIfTheChangeTakesThePlaceOfAll) {
+  EXPECT_EQ(Before(Held{Mode::kExclusive, HoldOf(kBob, kToken)}), Owners{});
+  EXPECT_EQ(Before(Held{Mode::kLimit, HoldOf(kZoe, kToken)}), Owners{});
+  const Scene over(Mode::kExclusive, {HoldOf(kAnn, kToken, kSince)});
+  EXPECT_EQ(
+      OwnersIn(OverdueBefore(over.place(), Held{Mode::kExclusive, HoldOf(kBob, kToken)}, kEnd)),
+      Owners{});
+  const Scene plain(kAnn.bytes);
+  EXPECT_EQ(OwnersIn(OverdueBefore(plain.place(), PlainFreed{}, kEnd)), Owners{});
+  EXPECT_EQ(OwnersIn(OverdueBefore(plain.place(), PlainExtended{kEnd}, kEnd)), Owners{});
+  EXPECT_EQ(OwnersIn(OverdueBefore(Scene().place(), Held{Mode::kShared, kAnnsHold}, kEnd)),
+            Owners{});
+}
+
+// As the server does it: after the overdue and the change, nothing overdue is left, and whoever
+// kept others out and was not meant is still there.
+TEST(OverdueBefore, LeavesNothingOverdueInAnyLock) {
+  constexpr uint64_t kSeed = 4711;
+  constexpr int kRounds = 20'000;
+  const std::vector<std::string> names = {"a", "b", "c", "d", "e", "f"};
+  std::mt19937_64 random(kSeed);
+  const auto below = [&](uint64_t bound) { return random() % bound; };
+  int told = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    SCOPED_TRACE(testing::Message() << "seed " << kSeed << ", round " << round);
+    const Mode mode = kModes[below(3)];
+    const auto any_hold = [&] {
+      return HoldOf(Owner{names.at(below(names.size()))}, Token{1 + below(9)},
+                    kSince + Millis{below(10)}, Millis{below(3) == 0 ? below(5) : 0});
+    };
+    std::vector<Hold> holds;
+    for (uint64_t i = 0, size = 1 + below(6); i < size; ++i) holds.push_back(any_hold());
+    Scene scene(mode, holds);
+    const Instant now = kSince + Millis{below(14)};
+    std::vector<std::string> holders_before;  // copies: the lock may go
+    for (const Holder& holder : HoldersOf(scene.place(), now)) {
+      holders_before.emplace_back(holder.owner.bytes);
+    }
+
+    const AcquireRequest request{.owner = Owner{names.at(below(names.size()))},
+                                 .lease = kLease,
+                                 .mode = kModes[below(3)],
+                                 .limit = static_cast<uint32_t>(1 + below(6))};
+    std::optional<Change> next;
+    if (below(2) == 0) {
+      next = Decide(scene.place(), ReleaseRequest{request.owner}, now).change;
+    } else if (const Admission a = Acquire(scene.place(), request, now); a.granted()) {
+      next = HeldBy(scene.place(), request, a.token, now);
+    }
+    if (!next.has_value()) continue;
+    for (const Ended& ended : OverdueBefore(scene.place(), *next, now)) {
+      scene.Hear(ended);
+      // A new hold needs none of the others; every other change finds its own hold.
+      ASSERT_TRUE(scene.lock() != nullptr || std::holds_alternative<Held>(*next));
+      ++told;
+    }
+    std::visit(
+        [&](const auto& change) {
+          using Fact = std::decay_t<decltype(change)>;
+          if constexpr (std::is_same_v<Fact, Held> || std::is_same_v<Fact, Released> ||
+                        std::is_same_v<Fact, Ended>) {
+            scene.Hear(change);
+          }
+        },
+        *next);
+    ASSERT_TRUE(Overdue(scene.place(), now).empty());
+    for (const std::string& owner : holders_before) {
+      if (owner == request.owner.bytes) continue;
+      ASSERT_TRUE(scene.lock() != nullptr && scene.lock()->Find(Owner{owner}).has_value());
+    }
+  }
+  EXPECT_GT(told, 1'000);
+}
+
+// --- Owners -----------------------------------------------------------------------------------
+
+// Owners that a careless comparison would take for one.
+TEST(Owner, IsComparedByteForByte) {
+  const std::vector<std::string_view> owners = {"a"sv,    "A"sv,  "aa"sv,  "a\0"sv, "\0a"sv, "\0"sv,
+                                                "\0\0"sv, "a "sv, "a\n"sv, "b"sv,   "\xe1"sv};
+  for (const std::string_view holder : owners) {
+    const Scene held(Mode::kExclusive, {HoldOf(Owner{holder}, kToken)});
+    const Scene plain(holder);
+    for (const std::string_view asker : owners) {
+      const ReleaseRequest request{Owner{asker}};
+      const Outcome expected = asker == holder ? Outcome::kReleased : Outcome::kHeldByOther;
+      EXPECT_EQ(Decide(held.place(), request, kSince).outcome, expected);
+      EXPECT_EQ(Decide(plain.place(), request, kSince).outcome, expected);
+    }
+  }
+}
+
+// --- Stories ----------------------------------------------------------------------------------
+
+// A key and its clock, led as a server leads them.
+class Story : public testing::Test {
+ protected:
+  Outcome AcquireAt(int64_t millis, const AcquireRequest& request, const Crowd& ahead = {}) {
+    const Instant now = kSince + Millis{millis};
+    const Admission admission = Acquire(scene_.place(), request, now, ahead, clock_);
+    if (admission.granted()) {
+      Tell(HeldBy(scene_.place(), request, admission.token, now), now);
+      clock_.Observe(admission.token);
+    }
+    return admission.outcome;
+  }
+
+  Outcome ReleaseAt(int64_t millis, Owner owner) {
+    const Instant now = kSince + Millis{millis};
+    const Decision decision = Decide(scene_.place(), ReleaseRequest{owner}, now);
+    if (const auto released = ChangeOf<Released>(decision)) Tell(*released, now);
+    if (const auto ended = ChangeOf<Ended>(decision)) Tell(*ended, now);
+    return decision.outcome;
+  }
+
+  template <typename Fact>
+  void Tell(const Fact& fact, Instant now) {
+    for (const Ended& ended : OverdueBefore(scene_.place(), fact, now)) scene_.Hear(ended);
+    scene_.Hear(fact);
+  }
+
+  Token token_of(Owner owner) const { return scene_.lock()->Find(owner).value().token; }
+
+  Scene scene_;
+  TokenClock clock_;
+};
+
+TEST_F(Story, OfAStolenLock) {
+  AcquireRequest anns = Ask(kAnn);
+  AcquireRequest bobs = Ask(kBob);
+  anns.lease = bobs.lease = Millis{100};
+  EXPECT_EQ(AcquireAt(0, anns), Outcome::kGranted);
+  const Token first = token_of(kAnn);
+  EXPECT_EQ(AcquireAt(50, anns), Outcome::kHeldAlready);
+  EXPECT_EQ(token_of(kAnn), first);
+  EXPECT_EQ(AcquireAt(150, bobs), Outcome::kHeldByOther);
+  EXPECT_EQ(AcquireAt(151, bobs), Outcome::kGranted);
+  const Token second = token_of(kBob);
+  EXPECT_GT(second, first);
+  EXPECT_EQ(ReleaseAt(160, kAnn), Outcome::kHeldByOther);
+  const Instant later = kSince + Millis{160};
+  EXPECT_EQ(Decide(scene_.place(), TouchRequest{kAnn, kTick}, later).outcome,
+            Outcome::kHeldByOther);
+  EXPECT_FALSE(IsCurrent(scene_.place(), first, later));
+  EXPECT_TRUE(IsCurrent(scene_.place(), second, later));
+  EXPECT_EQ(ReleaseAt(160, kBob), Outcome::kReleased);
+  EXPECT_EQ(ReleaseAt(160, kBob), Outcome::kFree);
+  EXPECT_EQ(scene_.lock(), nullptr);
+}
+
+TEST_F(Story, OfReadersAndAWriter) {
+  EXPECT_EQ(AcquireAt(0, Ask(kAnn, Mode::kShared)), Outcome::kGranted);
+  EXPECT_EQ(AcquireAt(1, Ask(kBob, Mode::kShared)), Outcome::kGranted);
+  EXPECT_NE(token_of(kAnn), token_of(kBob));
+  EXPECT_EQ(AcquireAt(2, Ask(kAnn)), Outcome::kHeldByOther);
+  EXPECT_EQ(ReleaseAt(3, kBob), Outcome::kReleased);
+  const Token shared = token_of(kAnn);
+  EXPECT_EQ(AcquireAt(4, Ask(kAnn)), Outcome::kUpgraded);
+  EXPECT_GT(token_of(kAnn), shared);
+  EXPECT_FALSE(IsCurrent(scene_.place(), shared, kSince + Millis{4}));
+  EXPECT_EQ(AcquireAt(5, Ask(kBob, Mode::kShared)), Outcome::kHeldByOther);
+  const Token exclusive = token_of(kAnn);
+  EXPECT_EQ(AcquireAt(6, Ask(kAnn, Mode::kShared)), Outcome::kDowngraded);
+  EXPECT_EQ(token_of(kAnn), exclusive);
+  EXPECT_EQ(AcquireAt(7, Ask(kBob, Mode::kShared)), Outcome::kGranted);
+  EXPECT_EQ(scene_.lock()->size(), 2);
+}
+
+TEST_F(Story, OfASemaphore) {
+  AcquireRequest brief = Ask(kAnn, Mode::kLimit, 2);
+  brief.lease = Millis{10};
+  EXPECT_EQ(AcquireAt(0, brief), Outcome::kGranted);
+  EXPECT_EQ(AcquireAt(0, Ask(kBob, Mode::kLimit, 2)), Outcome::kGranted);
+  EXPECT_EQ(AcquireAt(10, Ask(kCat, Mode::kLimit, 2)), Outcome::kHeldByOther);
+  // Ann's permit ran out: Cat takes it, and Ann's hold is told as ended.
+  EXPECT_EQ(AcquireAt(11, Ask(kCat, Mode::kLimit, 2)), Outcome::kGranted);
+  EXPECT_EQ(scene_.lock()->size(), 2);
+  EXPECT_EQ(scene_.lock()->Find(kAnn), std::nullopt);
+  EXPECT_EQ(ReleaseAt(12, kAnn), Outcome::kHeldByOther);
+  EXPECT_EQ(AcquireAt(12, brief), Outcome::kHeldByOther);
+  EXPECT_EQ(ReleaseAt(13, kBob), Outcome::kReleased);
+  EXPECT_EQ(AcquireAt(13, brief), Outcome::kGranted);
+}
+
+TEST_F(Story, OfALingeringCrash) {
+  AcquireRequest anns = Reentrant(Ask(kAnn));
+  anns.lease = Millis{10};
+  anns.linger = Millis{5};
+  EXPECT_EQ(AcquireAt(0, anns), Outcome::kGranted);
+  EXPECT_EQ(AcquireAt(0, anns), Outcome::kHeldAlready);
+  const Token first = token_of(kAnn);
+  EXPECT_EQ(AcquireAt(15, Ask(kBob)), Outcome::kHeldByOther);
+  // Back from its crash, Ann does not wait for itself; the count begins anew.
+  EXPECT_EQ(AcquireAt(15, anns), Outcome::kGranted);
+  EXPECT_GT(token_of(kAnn), first);
+  EXPECT_EQ(ReleaseAt(16, kAnn), Outcome::kReleased);
+  EXPECT_EQ(AcquireAt(16, Ask(kBob)), Outcome::kGranted);
+}
+
+}  // namespace
+}  // namespace turnstile

@@ -117,15 +117,19 @@ Admission DecideAll(std::span<const Site> sites, const AcquireRequest& request, 
 }  // namespace
 
 Admission Decide(std::span<const Site> sites, const AcquireRequest& request, FineInstant now,
-                 const TokenClock& clock) {
+                 const TokenClock& clock, Grace grace) {
+  const Token floor = request.floor.value_or(kMinToken);
+  if (!MayBeFloor(floor, now)) return {Outcome::kFloorTooHigh, {}};
   const Instant moment = ToInstant(now);
   Admission admission = sites.size() == 1 ? DecideOne(sites.front(), request, moment)
                                           : DecideAll(sites, request, moment);
   if (admission.outcome == Outcome::kGranted || admission.outcome == Outcome::kUpgraded) {
+    if (grace == Grace::kOn) return {Outcome::kGrace, {}};
     const std::optional<Token> token = clock.Next(now);
     if (!token.has_value()) return {Outcome::kTokensUsedUp, {}};
     admission.token = *token;
   }
+  if (admission.granted()) admission.token = std::max(admission.token, floor);
   return admission;
 }
 
@@ -136,7 +140,7 @@ Held HeldBy(const Place& place, const AcquireRequest& request, Token token, Inst
             .end = now + request.lease,
             .linger = request.linger};
   if (const auto own = OwnLiveHold(place, request.owner, now); own.has_value()) {
-    if (own->token == token) hold.since = own->since;
+    if (!IsUpgrade(place, request, now)) hold.since = own->since;
     hold.count = own->count + (request.reentrant ? 1 : 0);
   }
   return Held{request.mode, hold};

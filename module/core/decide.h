@@ -78,11 +78,13 @@ enum class Outcome {
   kLingerCut,        // the asker's hold had ended and lingered: now it does so no longer
   kHeldByOther,      // somebody else holds it
   kOthersWait,       // others came first
+  kGrace,            // nobody may become a holder yet
   kOtherMode,        // the asker holds it in a mode that cannot become the one it asks for
   kHoldsSome,        // the asker holds some of the locks, but not all
   kHoldsApart,       // the asker holds all of the locks, but not under one token
   kUpgradesSeveral,  // an upgrade of several locks at once
   kCountedOut,       // the asker's hold cannot be counted any higher
+  kFloorTooHigh,     // the floor that the asker names leads the wall clock by too much
   kTokensUsedUp,     // it could be granted, but the token clock is at its end
 };
 
@@ -93,12 +95,19 @@ struct Admission {
 
   bool granted() const { return outcome <= Outcome::kUpgraded; }
   // Waiting can help.
-  bool busy() const { return outcome == Outcome::kHeldByOther || outcome == Outcome::kOthersWait; }
+  bool busy() const {
+    return outcome == Outcome::kHeldByOther || outcome == Outcome::kOthersWait ||
+           outcome == Outcome::kGrace;
+  }
 };
+
+// Whether a start or a promotion of this server is so short ago that holders it has not heard of
+// may still be at work. Then those it knows keep what they have, and nobody gets anything new.
+enum class Grace { kOver, kOn };
 
 // All of `sites` or none; there is at least one.
 Admission Decide(std::span<const Site> sites, const AcquireRequest& request, FineInstant now,
-                 const TokenClock& clock);
+                 const TokenClock& clock, Grace grace = Grace::kOver);
 
 // What a granted request does to one of its locks.
 Held HeldBy(const Place& place, const AcquireRequest& request, Token token, Instant now);

@@ -29,6 +29,13 @@ class Reader {
   // The key that every request begins with.
   std::string_view TakeKey() { return Take("a key"); }
 
+  Token TakeToken(std::string_view what) {
+    return Token{static_cast<uint64_t>(TakeNumber(what, static_cast<int64_t>(kMinToken.value),
+                                                  static_cast<int64_t>(kMaxToken.value)))};
+  }
+
+  Args TakeRest() { return std::exchange(rest_, {}); }
+
   Owner TakeOwner() {
     const std::string_view bytes = Take("an owner");
     if (bytes.empty() || bytes.size() > kMaxOwnerBytes) {
@@ -151,6 +158,13 @@ bool TakeMode(Reader& reader, std::optional<Mode>& mode, uint32_t& limit) {
   return true;
 }
 
+// [FLOOR token]
+bool TakeFloor(Reader& reader, std::optional<Token>& floor) {
+  if (!TakeOnce(reader, "FLOOR", floor.has_value())) return false;
+  floor = reader.TakeToken("FLOOR");
+  return true;
+}
+
 // [REENTRANT], [SESSION]
 bool TakeFlag(Reader& reader, std::string_view keyword, bool& flag) {
   if (!TakeOnce(reader, keyword, flag)) return false;
@@ -175,7 +189,7 @@ bool TakeAlso(Reader& reader, std::string_view first, Keys& also) {
 }  // namespace
 
 // key owner <PX ms | EX s> [WAIT ms] [SHARED | LIMIT n] [REENTRANT] [SESSION] [LINGER ms]
-// [ALSO numkeys key [key ...]]
+// [FLOOR token] [ALSO numkeys key [key ...]]
 Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits) {
   Reader reader(args);
   const std::string_view key = reader.TakeKey();
@@ -189,7 +203,7 @@ Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits) {
         TakeMode(reader, mode, request.limit) || TakeFlag(reader, "REENTRANT", request.reentrant) ||
         TakeFlag(reader, "SESSION", request.session) ||
         TakeMillis(reader, "LINGER", limits.max_lease, linger) ||
-        TakeAlso(reader, key, request.also)) {
+        TakeFloor(reader, request.floor) || TakeAlso(reader, key, request.also)) {
       continue;
     }
     Options expected = LeaseOptions(lease);
@@ -198,6 +212,7 @@ Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits) {
     if (!request.reentrant) expected.emplace_back("REENTRANT");
     if (!request.session) expected.emplace_back("SESSION");
     if (!linger.has_value()) expected.emplace_back("LINGER ms");
+    if (!request.floor.has_value()) expected.emplace_back("FLOOR token");
     if (request.also.empty()) expected.emplace_back(kAlsoGrammar);
     reader.FailOnUnknown(expected);
   }
@@ -240,15 +255,20 @@ Parsed<TouchRequest> ParseTouch(Args args, const Limits& limits) {
   return reader.Finish(request);
 }
 
-// key [token]
+// key [token] [THEN command [arg ...]], and no THEN without a token
 Parsed<FenceRequest> ParseFence(Args args) {
   Reader reader(args);
   reader.TakeKey();
   FenceRequest request;
+  if (!reader.AtEnd()) request.token = reader.TakeToken("the token");
   if (!reader.AtEnd()) {
-    request.token = Token{
-        static_cast<uint64_t>(reader.TakeNumber("the token", static_cast<int64_t>(kMinToken.value),
-                                                static_cast<int64_t>(kMaxToken.value)))};
+    if (!reader.TakeKeyword(kThen)) reader.FailOnUnknown({"THEN command [arg ...]"});
+    if (reader.AtEnd()) reader.Fail("syntax error: the command after THEN is missing");
+    request.then = reader.TakeRest();
+    if (!request.then.empty() && IsKeyword(request.then.front(), kFenceCommand) &&
+        request.then.size() > kThenAt && IsKeyword(request.then[kThenAt], kThen)) {
+      reader.Fail("a THEN inside a THEN is not allowed: name the command itself");
+    }
   }
   return reader.Finish(request);
 }

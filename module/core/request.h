@@ -29,6 +29,7 @@ struct AcquireRequest {
   bool reentrant = false;
   bool session = false;
   Millis linger{0};
+  std::optional<Token> floor;  // the token must be at least this
   Keys also;
 };
 
@@ -45,6 +46,8 @@ struct TouchRequest {
 
 struct FenceRequest {
   std::optional<Token> token;  // absent: which token holds the lock?
+  // A command and its arguments, to be run if the token does; empty: only tell.
+  std::span<const std::string_view> then;
 };
 
 // The error reply to send, first word included; one line of printable characters, whatever bytes
@@ -80,6 +83,12 @@ Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits);
 Parsed<ReleaseRequest> ParseRelease(Args args);
 Parsed<TouchRequest> ParseTouch(Args args, const Limits& limits);
 Parsed<FenceRequest> ParseFence(Args args);
+
+// The parts of LOCK.FENCE that are looked for inside another one: in argv, with the command's name
+// at 0, THEN stands at kThenAt.
+inline constexpr const char* kFenceCommand = "LOCK.FENCE";
+inline constexpr std::string_view kThen = "THEN";
+inline constexpr size_t kThenAt = 3;
 
 // A whole number in plain decimal digits, from 0 to 2^63 - 1; nothing for any other spelling.
 std::optional<int64_t> ParseDigits(std::string_view text);

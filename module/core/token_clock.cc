@@ -36,6 +36,8 @@ Micros LeadOf(Token token, FineInstant now) {
   return Micros{token.value > reading ? static_cast<int64_t>(token.value - reading) : 0};
 }
 
+bool MayBeFloor(Token floor, FineInstant now) { return LeadOf(floor, now) <= kLargestFloorLead; }
+
 bool MayBeRestored(Token token, FineInstant now) {
   return LeadOf(token, now) <= kLargestRestoredLead;
 }

@@ -48,6 +48,10 @@ class TokenClock {
 // How far `token` is ahead of the wall clock; zero if it is not.
 Micros LeadOf(Token token, FineInstant now);
 
+// Whether a client may ask for a token of at least `floor`: it pushes the clock as far.
+inline constexpr Millis kLargestFloorLead = std::chrono::minutes{10};
+bool MayBeFloor(Token floor, FineInstant now);
+
 // Whether a client may bring this token in, by RESTORE: one that leads the wall clock by more than
 // an hour is taken for forged, because it could push the clock to its end.
 inline constexpr Millis kLargestRestoredLead = std::chrono::hours{1};

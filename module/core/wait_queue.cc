@@ -244,6 +244,12 @@ void WaitQueue::Wake(LockName lock) {
   if (Line* line = Find(lock); line != nullptr) woken_.insert(line);
 }
 
+void WaitQueue::WakeAll() {
+  for (auto& [db, of_db] : lines_) {
+    for (auto& [key, line] : of_db) woken_.insert(&line);
+  }
+}
+
 WaitQueue::Line* WaitQueue::FirstWoken(Instant now) {
   while (!ends_.empty() && ends_.begin()->first < now) {
     Holding& over = *ends_.begin()->second;

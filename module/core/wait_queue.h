@@ -204,8 +204,9 @@ class WaitQueue {
   // Nobody holds it. The line wakes.
   void ClearHolders(LockName lock);
 
-  // The lock may have changed in ways that only a look at it can tell.
+  // The locks may have changed in ways that only a look at them can tell.
   void Wake(LockName lock);
+  void WakeAll();
 
   // A woken line, or null. It stays woken until it is settled.
   Line* FirstWoken(Instant now);

@@ -26,6 +26,14 @@ constexpr Arg Text(const char* name) {
   return {.name = name, .type = REDISMODULE_ARG_TYPE_STRING, .key_spec_index = -1};
 }
 
+// Any number of them, also none.
+constexpr Arg Texts(const char* name) {
+  return {.name = name,
+          .type = REDISMODULE_ARG_TYPE_STRING,
+          .key_spec_index = -1,
+          .flags = REDISMODULE_CMD_ARG_OPTIONAL | REDISMODULE_CMD_ARG_MULTIPLE};
+}
+
 constexpr Arg Number(const char* name, const char* token, int flags) {
   return {.name = name,
           .type = REDISMODULE_ARG_TYPE_INTEGER,
@@ -92,18 +100,23 @@ Arg acquire_args[] = {Key(),
                       Word("reentrant", "REENTRANT", kMay),
                       Word("session", "SESSION", kMay),
                       Number("ms", "LINGER", kMay),
+                      Number("token", "FLOOR", kMay),
                       Block("also", "ALSO", also, kMay),
                       {}};
 Arg release_args[] = {Key(), Text("owner"), Block("also", "ALSO", also, kMay), {}};
 Arg touch_args[] = {
     Key(), Text("owner"), OneOf("lease", lease, kMust), Block("also", "ALSO", also, kMay), {}};
-Arg fence_args[] = {Key(), Number("token", nullptr, kMay), {}};
+Arg then[] = {Text("command"), Texts("arg"), {}};
+// THEN needs the token; but a block around both would be nested too deeply for many clients.
+Arg fence_args[] = {Key(), Number("token", nullptr, kMay), Block("then", "THEN", then, kMay), {}};
 Arg key_only[] = {Key(), {}};
 
 KeySpec updated_keys[] = {FirstArgument(kUpdatesKey), AfterAlso(kUpdatesKey), {}};
 KeySpec released_keys[] = {FirstArgument(kReleasesKey), AfterAlso(kReleasesKey), {}};
 KeySpec updated_key[] = {FirstArgument(kUpdatesKey), {}};
 KeySpec looked_at_key[] = {FirstArgument(kLooksAtKey), {}};
+// The handler itself tells the keys of the command after THEN.
+KeySpec fenced_keys[] = {FirstArgument(kLooksAtKey | REDISMODULE_CMD_KEY_VARIABLE_FLAGS), {}};
 
 struct Command {
   const char* name;
@@ -144,10 +157,10 @@ const Command kCommands[] = {
          "Sets a lease to end that long from now: 1, or 0 if this owner does not hold the lock; of "
          "several, how many.",
          kByHolders, -5, updated_keys, touch_args)},
-    {"LOCK.FENCE", HandleFence, "write fast", true,
+    {kFenceCommand, HandleFence, "write getkeys-api", true,
      Info("Answers the highest token that holds a lock, or null; with a token, 1 if it holds the "
-          "lock, else 0.",
-          kByHolders, -2, looked_at_key, fence_args)},
+          "lock, else 0; with THEN, runs a command if and only if it does.",
+          kByHolders, -2, fenced_keys, fence_args)},
     {"LOCK.INFO", HandleInfo, "readonly fast", true,
      Info("Tells who holds a lock, under which token and for how long, and who waits; or null.",
           kAllHolders, 2, looked_at_key, key_only)},
@@ -183,7 +196,9 @@ std::string Grammar(const Arg& arg) {
     value = Grammar(arg.subargs, " ");
   } else if (arg.type != REDISMODULE_ARG_TYPE_PURE_TOKEN) {
     value = arg.name;
-    if ((arg.flags & REDISMODULE_CMD_ARG_MULTIPLE) != 0) value += " [" + value + " ...]";
+    if ((arg.flags & REDISMODULE_CMD_ARG_MULTIPLE) != 0) {
+      value += optional ? " ..." : " [" + value + " ...]";
+    }
   }
   if (!text.empty() && !value.empty()) text += ' ';
   text += value;

@@ -22,10 +22,11 @@ constexpr long long kDay = 24LL * 3600 * kSecond;
 // far inside what the storage format can hold.
 Setting max_lease{"max-lease-ms", kDay, kSecond, 3650 * kDay};
 Setting token_margin{"token-margin-ms", 30 * kSecond, 0, kLargestLeadForMargin.count()};
+Setting failover_grace{"failover-grace-ms", 0, 0, 3650 * kDay};
 // The server itself takes 28 to 48 KB of memory for each waiting client.
 Setting max_waiters{"max-waiters", 5000, 0, 1000000};
 
-Setting* const kSettings[] = {&max_lease, &token_margin, &max_waiters};
+Setting* const kSettings[] = {&max_lease, &token_margin, &failover_grace, &max_waiters};
 
 long long Get(const char* /*name*/, void* setting) { return static_cast<Setting*>(setting)->value; }
 
@@ -39,6 +40,8 @@ int Set(const char* /*name*/, long long value, void* setting, RedisModuleString*
 Limits CurrentLimits() { return Limits{.max_lease = Millis{max_lease.value}}; }
 
 Millis TokenMargin() { return Millis{token_margin.value}; }
+
+Millis FailoverGrace() { return Millis{failover_grace.value}; }
 
 size_t MaxWaiters() { return static_cast<size_t>(max_waiters.value); }
 

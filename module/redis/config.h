@@ -14,6 +14,9 @@ Limits CurrentLimits();
 // turnstile.token-margin-ms
 Millis TokenMargin();
 
+// turnstile.failover-grace-ms
+Millis FailoverGrace();
+
 // turnstile.max-waiters
 size_t MaxWaiters();
 

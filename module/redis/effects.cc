@@ -242,6 +242,9 @@ const char* TextFor(Outcome outcome) {
     case Outcome::kUpgradesSeveral:
       return "ERR ALSO cannot turn shared holds into exclusive ones: release them first, or ask "
              "for each alone";
+    case Outcome::kFloorTooHigh:
+      return "ERR FLOOR must not be more than ten minutes ahead of the server's clock, in "
+             "microseconds of Unix time";
     case Outcome::kCountedOut:
       return "ERR this hold is counted 4294967295 times, which is the most: release some";
     default:
@@ -274,7 +277,7 @@ int ReplyInfo(RedisModuleCtx* ctx, const LockKey& key, const WaitQueue::Line* li
   if (!held && line == nullptr) return RedisModule_ReplyWithNull(ctx);
   const bool plain = held && place.plain.has_value();
   const Mode mode = held ? ModeOf(place) : line->first()->waiter().request().mode;
-  RedisModule_ReplyWithMap(ctx, 5);
+  RedisModule_ReplyWithMap(ctx, 6);
   Field(ctx, "mode", plain ? "plain" : NameOf(mode));
   RedisModule_ReplyWithCString(ctx, "holders");
   if (plain) {
@@ -288,6 +291,30 @@ int ReplyInfo(RedisModuleCtx* ctx, const LockKey& key, const WaitQueue::Line* li
   Field(ctx, "linger-left-ms", LingerLeft(place, now).count());
   Field(ctx, "waiting", line == nullptr ? 0 : static_cast<long long>(line->size()));
   ReplyLine(ctx, line, now);
+  Field(ctx, "grace-left-ms", Tokens().GraceLeft(now).count());
+  return REDISMODULE_OK;
+}
+
+int ReplyFenced(RedisModuleCtx* ctx, Token asked, std::optional<Token> holds) {
+  const std::string text = "FENCED token " + std::to_string(asked.value) +
+                           " does not hold the lock" +
+                           (holds.has_value() ? ", token " + std::to_string(holds->value) + " does"
+                                              : std::string(", no token does"));
+  return RedisModule_ReplyWithError(ctx, text.c_str());
+}
+
+int ReplyNotPermitted(RedisModuleCtx* ctx, std::string_view command) {
+  const std::string text =
+      "NOPERM this user has no permissions to run the command after THEN: " + Quoted(command);
+  return RedisModule_ReplyWithError(ctx, text.c_str());
+}
+
+int ReplyOf(RedisModuleCtx* ctx, RedisModuleCallReply* reply) {
+  if (reply == nullptr) {
+    return RedisModule_ReplyWithError(ctx, "ERR the command after THEN cannot be run there");
+  }
+  RedisModule_ReplyWithCallReply(ctx, reply);
+  RedisModule_FreeCallReply(reply);
   return REDISMODULE_OK;
 }
 

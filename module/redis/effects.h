@@ -51,6 +51,12 @@ int ReplyFlag(RedisModuleCtx* ctx, bool flag);
 // The map of LOCK.INFO; `line` is null if nobody waits.
 int ReplyInfo(RedisModuleCtx* ctx, const LockKey& key, const WaitQueue::Line* line, Instant now);
 
+// The token that asked does not hold the lock; the highest one that does, if any.
+int ReplyFenced(RedisModuleCtx* ctx, Token asked, std::optional<Token> holds);
+int ReplyNotPermitted(RedisModuleCtx* ctx, std::string_view command);
+// Passes on what the command after THEN answered, and ends the reply.
+int ReplyOf(RedisModuleCtx* ctx, RedisModuleCallReply* reply);
+
 int ReplyError(RedisModuleCtx* ctx, const ParseError& error);
 int ReplyWrongType(RedisModuleCtx* ctx);
 int ReplyReadOnly(RedisModuleCtx* ctx);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <span>
 #include <string_view>
 #include <variant>
@@ -48,11 +49,10 @@ class ArgViews {
 
 constexpr int kKey = 1;  // argv[1] is the lock's key in every command of a client
 
-// The names that ALSO brings, among the arguments that `args` are views of.
-std::span<RedisModuleString* const> NamesOf(Keys also, const ArgViews& args,
-                                            RedisModuleString** argv) {
-  if (also.empty()) return {};
-  return {argv + kKey + (also.data() - args.args().data()), also.size()};
+// The arguments that `part`, a part of `args`, are views of.
+std::span<RedisModuleString*> NamesOf(Args part, const ArgViews& args, RedisModuleString** argv) {
+  if (part.empty()) return {};
+  return {argv + kKey + (part.data() - args.args().data()), part.size()};
 }
 
 // Names the keys of a request that may have ALSO, for a server that asks.
@@ -74,10 +74,59 @@ bool MayBlock(RedisModuleCtx* ctx) {
   return (RedisModule_GetContextFlags(ctx) & REDISMODULE_CTX_FLAGS_DENY_BLOCKING) == 0;
 }
 
+// --- The command after THEN -------------------------------------------------------------------
+
+// Tells the server all keys of LOCK.FENCE, so that it checks rights and slots before anything runs:
+// the lock's, which is only read, and those of the command after THEN, each as that command uses
+// it. A LOCK.FENCE inside, which may have no THEN of its own, is not looked into any further.
+void DeclareFenceKeys(RedisModuleCtx* ctx, std::span<RedisModuleString*> argv) {
+  if (argv.size() > kKey) RedisModule_KeyAtPosWithFlags(ctx, kKey, kLooksAtKey);
+  const size_t first = kThenAt + 1;
+  if (argv.size() <= first || !IsKeyword(ToView(argv[kThenAt]), kThen)) return;
+  if (IsKeyword(ToView(argv[first]), kFenceCommand)) {
+    if (argv.size() > first + kKey) {
+      RedisModule_KeyAtPosWithFlags(ctx, static_cast<int>(first) + kKey, kLooksAtKey);
+    }
+    return;
+  }
+  int count = 0;
+  int* flags = nullptr;
+  int* positions = RedisModule_GetCommandKeysWithFlags(
+      ctx, argv.data() + first, static_cast<int>(argv.size() - first), &count, &flags);
+  for (int i = 0; i < count; ++i) {
+    RedisModule_KeyAtPosWithFlags(ctx, static_cast<int>(first) + positions[i], flags[i]);
+  }
+  if (positions != nullptr) RedisModule_Free(positions);
+  if (flags != nullptr) RedisModule_Free(flags);
+}
+
+// Whether the calling user may run the command. One that does not exist is left to Run to refuse.
+bool MayRun(RedisModuleCtx* ctx, std::span<RedisModuleString*> command) {
+  RedisModuleString* name = RedisModule_GetCurrentUserName(ctx);
+  RedisModuleUser* user = RedisModule_GetModuleUserFromUserName(name);
+  errno = 0;
+  const bool may = user != nullptr &&
+                   (RedisModule_ACLCheckCommandPermissions(
+                        user, command.data(), static_cast<int>(command.size())) == REDISMODULE_OK ||
+                    errno == ENOENT);
+  if (user != nullptr) RedisModule_FreeModuleUser(user);
+  RedisModule_FreeString(ctx, name);
+  return may;
+}
+
+// Runs the command as the calling user (C), as from a script (S: nothing that changes the
+// connection or blocks), in the caller's RESP version (0), under the memory rules (M), and
+// replicates what it does (!). Errors come as replies (E). Null if the server does not even try.
+RedisModuleCallReply* Run(RedisModuleCtx* ctx, std::span<RedisModuleString*> command) {
+  const std::string_view name = ToView(command.front());
+  if (name.find('\0') != std::string_view::npos) return nullptr;  // names end there for the server
+  return RedisModule_Call(ctx, name.data(), "v0SCEM!", command.data() + 1, command.size() - 1);
+}
+
 }  // namespace
 
-// LOCK.ACQUIRE key owner <PX ms | EX s> [WAIT ms] [SHARED | LIMIT n] [REENTRANT] [SESSION] [LINGER
-// ms] [ALSO numkeys key [key ...]]
+// LOCK.ACQUIRE key owner <PX ms | EX s> [WAIT ms] [SHARED | LIMIT n] [REENTRANT] [SESSION]
+// [LINGER ms] [FLOOR token] [ALSO numkeys key [key ...]]
 int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (RedisModule_IsKeysPositionRequest(ctx) != 0) return DeclareKeys(ctx, argv, argc, kUpdatesKey);
   const ArgViews args(argv, argc, kKey);
@@ -95,7 +144,9 @@ int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   const Sites sites(keys, [&](const LockKey& key, const Place& place) {
     return waiters.AheadOfNewcomer(key.lock_name(), place, request, ToInstant(now));
   });
-  const Admission admission = Decide(sites.get(), request, now, Tokens().Issuing(now));
+  const TokenClock& clock = Tokens().Issuing(now);
+  const Admission admission =
+      Decide(sites.get(), request, now, clock, Tokens().GraceAt(ToInstant(now)));
   if (admission.granted()) {
     for (size_t i = 0; i < keys.size(); ++i) {
       CarryOutGrant(ctx, keys[i], request, admission.token, ToInstant(now), session);
@@ -155,20 +206,34 @@ int HandleTouch(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   return ReplyCount(ctx, touched);
 }
 
-// LOCK.FENCE key [token]
+// LOCK.FENCE key [token] [THEN command [arg ...]]
 int HandleFence(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
+  if (RedisModule_IsKeysPositionRequest(ctx) != 0) {
+    DeclareFenceKeys(ctx, {argv, static_cast<size_t>(argc)});
+    return REDISMODULE_OK;
+  }
   const ArgViews args(argv, argc, kKey);
   const auto parsed = ParseFence(args.args());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
   if (SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
-
-  const LockKey key(ctx, argv[kKey], LockKey::Access::kLook);
-  if (key.wrong_type()) return ReplyWrongType(ctx);
   const auto& request = std::get<FenceRequest>(parsed);
-  const Place place = key.place();
-  const Instant now = ToInstant(WallNow());
-  if (request.token.has_value()) return ReplyFlag(ctx, IsCurrent(place, *request.token, now));
-  return ReplyToken(ctx, CurrentToken(place, now));
+  const auto guarded = NamesOf(request.then, args, argv);
+  if (!guarded.empty() && !MayRun(ctx, guarded)) {
+    return ReplyNotPermitted(ctx, request.then.front());
+  }
+
+  {
+    const LockKey key(ctx, argv[kKey], LockKey::Access::kLook);
+    if (key.wrong_type()) return ReplyWrongType(ctx);
+    const Place place = key.place();
+    const Instant now = ToInstant(WallNow());
+    const std::optional<Token> holds = CurrentToken(place, now);
+    if (!request.token.has_value()) return ReplyToken(ctx, holds);
+    const bool current = IsCurrent(place, *request.token, now);
+    if (guarded.empty()) return ReplyFlag(ctx, current);
+    if (!current) return ReplyFenced(ctx, *request.token, holds);
+  }
+  return ReplyOf(ctx, Run(ctx, guarded));
 }
 
 // LOCK.INFO key

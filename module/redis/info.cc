@@ -14,6 +14,8 @@ void Info(RedisModuleInfoCtx* info, int /*for_crash_report*/) {
   RedisModule_InfoAddFieldULongLong(info, "last_token", clock.last().value);
   RedisModule_InfoAddFieldLongLong(info, "clock_lead_ms",
                                    std::chrono::floor<Millis>(clock.LeadAt(WallNow())).count());
+  RedisModule_InfoAddFieldLongLong(info, "grace_left_ms",
+                                   Tokens().GraceLeft(ToInstant(WallNow())).count());
 }
 
 }  // namespace

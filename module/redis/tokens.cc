@@ -9,9 +9,15 @@ namespace turnstile {
 const TokenClock& ServerTokens::Issuing(FineInstant now) {
   if (!issuing_) {
     issuing_ = true;
+    issuing_since_ = ToInstant(now);
     untold_floor_ = clock_.StartIssuing(now, TokenMargin());
   }
   return clock_;
+}
+
+Instant ServerTokens::GraceEnd() const {
+  const Millis grace = FailoverGrace();
+  return issuing_ && grace > Millis{0} ? issuing_since_ + grace : kMinInstant;
 }
 
 void ServerTokens::TellFloorAgain(FineInstant now) {

@@ -3,8 +3,10 @@
 #ifndef TURNSTILE_REDIS_TOKENS_H_
 #define TURNSTILE_REDIS_TOKENS_H_
 
+#include <algorithm>
 #include <optional>
 
+#include "core/decide.h"
 #include "core/token_clock.h"
 #include "core/types.h"
 
@@ -12,8 +14,15 @@ namespace turnstile {
 
 class ServerTokens {
  public:
-  // The clock to decide with. The first call after a start or a promotion adds the margin.
+  // The clock to decide with. The first call after a start or a promotion adds the margin and
+  // begins the grace.
   const TokenClock& Issuing(FineInstant now);
+
+  // The last moment of the grace. Follows turnstile.failover-grace-ms.
+  Instant GraceEnd() const;
+  Grace GraceAt(Instant now) const { return now <= GraceEnd() ? Grace::kOn : Grace::kOver; }
+  // How long from now; zero if it is over.
+  Millis GraceLeft(Instant now) const { return std::max(GraceEnd() - now, Millis{0}); }
 
   // A token that was granted here, loaded, restored or replicated.
   void Observe(Token token) { clock_.Observe(token); }
@@ -35,6 +44,7 @@ class ServerTokens {
  private:
   TokenClock clock_;
   bool issuing_ = false;
+  Instant issuing_since_ = kMinInstant;
   std::optional<Token> untold_floor_;
 };
 

@@ -124,6 +124,7 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const AcquireRequest& req
   for (size_t i = 0; i < keys.size(); ++i) {
     if (keys[i].place().plain.has_value()) FollowPlainLocks(ctx);
   }
+  held_back_ = held_back_ || Tokens().GraceAt(moment) == Grace::kOn;
   for (WaitQueue::Waiter* older : olders) {
     superseded_.push_back(static_cast<Parked*>(older)->client);
     if (older->in_line()) queue_.Leave(*older);
@@ -183,7 +184,9 @@ void Waiters::OwnerWasTold(LockName lock, Owner owner) {
 }
 
 Instant Waiters::NextDue() const {
-  return superseded_.empty() && to_take_back_.empty() ? queue_.NextDue() : kMinInstant;
+  if (!superseded_.empty() || !to_take_back_.empty()) return kMinInstant;
+  if (!held_back_) return queue_.NextDue();
+  return std::min(queue_.NextDue(), Tokens().GraceEnd() + Millis{1});
 }
 
 void Waiters::ForgetDebts() { to_take_back_.clear(); }
@@ -224,6 +227,10 @@ void Waiters::TakeBackUndelivered(RedisModuleCtx* ctx, Instant now) {
 }
 
 void Waiters::Settle(RedisModuleCtx* ctx, FineInstant now) {
+  if (held_back_ && Tokens().GraceAt(ToInstant(now)) == Grace::kOver) {
+    held_back_ = false;
+    queue_.WakeAll();
+  }
   while (WaitQueue::Line* line = queue_.FirstWoken(ToInstant(now))) SettleLine(ctx, *line, now);
 }
 
@@ -265,8 +272,10 @@ WaitQueue::Offered Waiters::Offer(RedisModuleCtx* ctx, Parked& parked, LockName 
     return ahead;
   });
   const Site& site_here = sites.get()[here_at];
-  const Admission admission = Decide(sites.get(), request, now, Tokens().Issuing(now));
+  const TokenClock& clock = Tokens().Issuing(now);
+  const Admission admission = Decide(sites.get(), request, now, clock, Tokens().GraceAt(moment));
   if (admission.busy()) {
+    held_back_ = held_back_ || admission.outcome == Outcome::kGrace;
     if (!IsBlocked(site_here, request, moment)) return WaitQueue::Offered::kBlockedElsewhere;
     LookAgain(here, site_here.place, moment);
     return WaitQueue::Offered::kBlockedHere;

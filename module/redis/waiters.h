@@ -101,6 +101,7 @@ class Waiters {
   std::vector<RedisModuleBlockedClient*> superseded_;              // their places were taken over
   std::vector<Grant*> in_flight_;                                  // answered, not yet delivered
   std::vector<std::unique_ptr<Grant>> to_take_back_;
+  bool held_back_ = false;  // somebody waits for the end of the grace
 };
 
 Waiters& TheWaiters();

@@ -115,6 +115,7 @@ std::vector<Option> OptionsOf(const AcquireRequest& request) {
   if (request.linger > Millis{0}) {
     options.push_back({"linger", std::to_string(request.linger.count())});
   }
+  if (request.floor.has_value()) options.push_back({"floor", std::to_string(request.floor->value)});
   if (!request.also.empty()) options.push_back(AlsoOption(request.also));
   return options;
 }
@@ -179,7 +180,12 @@ void CheckFence(const Words& words) {
   const FenceRequest* request = Accepted(parsed);
   if (words.size() == 1) Require(request != nullptr && !request->token.has_value(), "a bare fence");
   if (words.size() == 1 || request == nullptr) return;
-  Require(words.size() == 2 && request->token.has_value(), "a second argument is a token");
+  Require(request->token.has_value(), "a second argument is a token");
+  if (words.size() > 2) {
+    Require(Upper(words[2]) == kThen && request->then.size() == words.size() - 3,
+            "all behind THEN is the command");
+    Require(IsArgument(request->then.front(), words[3]), "as it came");
+  }
   Require(*request->token >= kMinToken && *request->token <= kMaxToken, "a token is in range");
   Require(std::to_string(request->token->value) == words[1], "a number has one spelling");
 }

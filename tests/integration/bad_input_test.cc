@@ -185,13 +185,15 @@ TEST_F(BadInputTest, OptionsThatDoNotGoTogether) {
 // taken for something else.
 TEST_F(BadInputTest, UnknownOptions) {
   const std::string also = "ALSO numkeys key [key ...]";
-  const std::string more = "WAIT ms, SHARED, LIMIT n, REENTRANT, SESSION, LINGER ms or " + also;
-  const std::vector<Command> modes = {{"SHARED"},  {"LIMIT", "2"},   {"REENTRANT"},
-                                      {"SESSION"}, {"LINGER", "10"}, {"WAIT", "10"}};
-  const Commands unknown = {{"FLOOR", "1"}, {"NX"},        {"XX"},           {"GET"},
-                            {"KEEPTTL"},    {"PXAT", "1"}, {"EXAT", "1"},    {"P"},
-                            {"PXX"},        {""},          {"THEN", "PING"}, {"SHAREDX"},
-                            {"LIMIT=2"},    {"EXCLUSIVE"}, {"NUMKEYS", "1"}, {"ALSO\0"s, "1", "x"}};
+  const std::string more =
+      "WAIT ms, SHARED, LIMIT n, REENTRANT, SESSION, LINGER ms, FLOOR token or " + also;
+  const std::vector<Command> modes = {{"SHARED"},       {"LIMIT", "2"}, {"REENTRANT"}, {"SESSION"},
+                                      {"LINGER", "10"}, {"WAIT", "10"}, {"FLOOR", "1"}};
+  const Commands unknown = {
+      {"FLOORS", "1"}, {"NX"},        {"XX"},           {"GET"},
+      {"KEEPTTL"},     {"PXAT", "1"}, {"EXAT", "1"},    {"P"},
+      {"PXX"},         {""},          {"IF", "PING"},   {"SHAREDX"},
+      {"LIMIT=2"},     {"EXCLUSIVE"}, {"NUMKEYS", "1"}, {"ALSO\0"s, "1", "x"}};
   const auto refused = [&](Command command, const Command& option, const Command& end,
                            const std::string& expected) {
     command.insert(command.end(), option.begin(), option.end());
@@ -219,19 +221,21 @@ TEST_F(BadInputTest, UnknownOptions) {
   Commands of_all = of_acquire;
   of_all.push_back({"ALSO", "1", "x"});
   for (const Command& option : of_all) {
-    refused(fence, option, {}, "nothing more");
+    refused(fence, option, {}, "THEN command [arg ...]");
   }
   ExpectRefused({"LOCK.FENCE", "job", "THEN", "PING"}, "ERR the token must be ");
 
   // What was given is not offered again.
-  const Commands given = {{"WAIT", "1"}, {"SHARED"},      {"LIMIT", "2"},     {"REENTRANT"},
-                          {"SESSION"},   {"LINGER", "1"}, {"ALSO", "1", "x"}, lease};
-  const std::vector<std::string> offered = {
-      "PX ms", "EX s", "WAIT ms", "SHARED", "LIMIT n", "REENTRANT", "SESSION", "LINGER ms", also};
+  const Commands given = {{"WAIT", "1"},  {"SHARED"},         {"LIMIT", "2"},
+                          {"REENTRANT"},  {"SESSION"},        {"LINGER", "1"},
+                          {"FLOOR", "1"}, {"ALSO", "1", "x"}, lease};
+  const std::vector<std::string> offered = {"PX ms",       "EX s",      "WAIT ms", "SHARED",
+                                            "LIMIT n",     "REENTRANT", "SESSION", "LINGER ms",
+                                            "FLOOR token", also};
   const std::vector<std::vector<std::string>> taken = {
-      {"WAIT ms"},   {"SHARED", "LIMIT n"}, {"SHARED", "LIMIT n"},
-      {"REENTRANT"}, {"SESSION"},           {"LINGER ms"},
-      {also},        {"PX ms", "EX s"}};
+      {"WAIT ms"},      {"SHARED", "LIMIT n"}, {"SHARED", "LIMIT n"}, {"REENTRANT"},
+      {"SESSION"},      {"LINGER ms"},         {"FLOOR token"},       {also},
+      {"PX ms", "EX s"}};
   for (size_t i = 0; i < given.size(); i++) {
     Command command = acquire;
     command.insert(command.end(), given[i].begin(), given[i].end());
@@ -239,7 +243,7 @@ TEST_F(BadInputTest, UnknownOptions) {
     std::string expected;
     for (const std::string& option : offered) {
       if (std::count(taken[i].begin(), taken[i].end(), option) != 0) continue;
-      const bool last = option == also || (option == "LINGER ms" && taken[i][0] == also);
+      const bool last = option == also || (option == "FLOOR token" && taken[i][0] == also);
       expected += (expected.empty() ? "" : last ? " or " : ", ") + option;
     }
     ExpectRefused(command, "ERR syntax error at \"NONSENSE\": expected " + expected);

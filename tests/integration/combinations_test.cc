@@ -67,9 +67,9 @@ class CombinationsTest : public SharedWaitingTest<CombinationsTest> {
 
 // How each option is given.
 const std::map<std::string, Command> kOptions = {
-    {"WAIT", {"WAIT", "60000"}},    {"SHARED", {"SHARED"}},   {"LIMIT", {"LIMIT", "2"}},
-    {"REENTRANT", {"REENTRANT"}},   {"SESSION", {"SESSION"}}, {"LINGER", {"LINGER", "12345"}},
-    {"ALSO", {"ALSO", "1", "job2"}}};
+    {"WAIT", {"WAIT", "60000"}},  {"SHARED", {"SHARED"}},         {"LIMIT", {"LIMIT", "2"}},
+    {"REENTRANT", {"REENTRANT"}}, {"SESSION", {"SESSION"}},       {"LINGER", {"LINGER", "12345"}},
+    {"FLOOR", {"FLOOR", "5"}},    {"ALSO", {"ALSO", "1", "job2"}}};
 
 class OptionsTest : public CombinationsTest {
  protected:
@@ -167,7 +167,7 @@ TEST_F(OptionsTest, OfOneRequest) {
       cells++;
     }
   }
-  EXPECT_EQ(cells, 49U);
+  EXPECT_EQ(cells, 64U);
 }
 
 // --- The hold that the owner has --------------------------------------------------------------

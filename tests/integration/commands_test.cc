@@ -37,19 +37,12 @@ class CommandsTest : public SharedServerTest<CommandsTest> {
 
 // --- Replies ----------------------------------------------------------------------------------
 
-// The reply with the last field of its holder, which InfoReply leaves out.
-Reply WithLinger(Reply info) {
-  std::vector<Reply>& holder = info.elements.at(3).elements.at(0).elements;
-  holder.insert(holder.end(), {Reply::Str("linger-ms"), Reply::Int(0)});
-  return info;
-}
-
 // The whole reply of LOCK.INFO about an exclusive holder. Its times are those that `seen`, the
 // reply itself, tells: they are checked apart.
 Reply ExpectedInfo(int version, const std::string& owner, int64_t token, const Reply& seen) {
-  return WithLinger(InfoReply(version, "exclusive", owner, Reply::Int(token),
-                              Reply::Int(HolderField(seen, "lease-left-ms").integer),
-                              Reply::Int(HolderField(seen, "held-ms").integer)));
+  return InfoReply(version, "exclusive", owner, Reply::Int(token),
+                   Reply::Int(HolderField(seen, "lease-left-ms").integer),
+                   Reply::Int(HolderField(seen, "held-ms").integer));
 }
 
 // Each command in each of its situations, on any connection.
@@ -90,7 +83,8 @@ void CheckReplies(int version, Connection& connection) {
   ASSERT_FALSE(help.elements.empty());
   EXPECT_EQ(help.elements[0],
             Reply::Str("LOCK.ACQUIRE key owner <PX ms | EX s> [WAIT ms] [SHARED | LIMIT n] "
-                       "[REENTRANT] [SESSION] [LINGER ms] [ALSO numkeys key [key ...]]"));
+                       "[REENTRANT] [SESSION] [LINGER ms] [FLOOR token] "
+                       "[ALSO numkeys key [key ...]]"));
   for (const Reply& line : help.elements) EXPECT_TRUE(line.IsString()) << line;
 }
 

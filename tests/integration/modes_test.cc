@@ -832,7 +832,8 @@ TEST_F(ModesTest, InfoOfEveryMode) {
             Reply::Str("holders"), Reply::Array(holders),
             Reply::Str("linger-left-ms"), Reply::Int(0),
             Reply::Str("waiting"), Reply::Int(2),
-            Reply::Str("line"), Reply::Array(line)}));
+            Reply::Str("line"), Reply::Array(line),
+            Reply::Str("grace-left-ms"), Reply::Int(0)}));
         // clang-format on
       }
     }

@@ -89,13 +89,15 @@ inline Reply InfoReply(int version, std::string mode, std::string owner, Reply t
       Reply::Str("lease-left-ms"), std::move(left_ms),
       Reply::Str("held-ms"), std::move(held_ms),
       Reply::Str("count"), Reply::Int(1),
-      Reply::Str("session"), version == 3 ? Reply::Bool(false) : Reply::Int(0)});
+      Reply::Str("session"), version == 3 ? Reply::Bool(false) : Reply::Int(0),
+      Reply::Str("linger-ms"), Reply::Int(0)});
   return map({
       Reply::Str("mode"), Reply::Str(std::move(mode)),
       Reply::Str("holders"), Reply::Array({holder}),
       Reply::Str("linger-left-ms"), Reply::Int(0),
       Reply::Str("waiting"), Reply::Int(0),
-      Reply::Str("line"), Reply::Array({})});
+      Reply::Str("line"), Reply::Array({}),
+      Reply::Str("grace-left-ms"), Reply::Int(0)});
   // clang-format on
 }
 

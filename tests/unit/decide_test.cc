@@ -404,13 +404,13 @@ TEST(Admission, SaysWhetherItIsAGrantAndWhetherWaitingHelps) {
     EXPECT_TRUE((Admission{outcome, kToken}.granted()));
     EXPECT_FALSE((Admission{outcome, kToken}.busy()));
   }
-  for (const Outcome outcome : {Outcome::kHeldByOther, Outcome::kOthersWait}) {
+  for (const Outcome outcome : {Outcome::kHeldByOther, Outcome::kOthersWait, Outcome::kGrace}) {
     EXPECT_FALSE((Admission{outcome, kToken}.granted()));
     EXPECT_TRUE((Admission{outcome, kToken}.busy()));
   }
   for (const Outcome outcome :
        {Outcome::kOtherMode, Outcome::kHoldsSome, Outcome::kHoldsApart, Outcome::kUpgradesSeveral,
-        Outcome::kCountedOut, Outcome::kTokensUsedUp}) {
+        Outcome::kCountedOut, Outcome::kFloorTooHigh, Outcome::kTokensUsedUp}) {
     EXPECT_FALSE((Admission{outcome, kToken}.granted()));
     EXPECT_FALSE((Admission{outcome, kToken}.busy()));
   }
@@ -1586,6 +1586,93 @@ TEST_F(Story, OfALingeringCrash) {
   EXPECT_GT(token_of(kAnn), first);
   EXPECT_EQ(ReleaseAt(16, kAnn), Outcome::kReleased);
   EXPECT_EQ(AcquireAt(16, Ask(kBob)), Outcome::kGranted);
+}
+
+// --- FLOOR ------------------------------------------------------------------------------------
+
+// A request for one lock at `now`, with a floor.
+Admission AskWithFloor(const Scene& scene, AcquireRequest request, Token floor, FineInstant now,
+                       const TokenClock& clock) {
+  request.floor = floor;
+  const Site site = scene.site({});
+  return Decide(std::span(&site, 1), request, now, clock);
+}
+
+constexpr FineInstant kFloorNow{Micros{kToken.value}};
+
+TEST(Floor, ANewTokenIsAtLeastTheFloor) {
+  const Scene free;
+  const TokenClock clock;
+  const Token own = *clock.Next(kFloorNow);
+  for (const uint64_t ahead : {0U, 1U, 1000U}) {
+    const Token floor{own.value + ahead};
+    EXPECT_EQ(AskWithFloor(free, Ask(kAnn), floor, kFloorNow, clock).token, floor);
+  }
+  EXPECT_EQ(AskWithFloor(free, Ask(kAnn), Token{1}, kFloorNow, clock).token, own);
+}
+
+TEST(Floor, AHolderIsRaisedToItAndKeepsItsHold) {
+  const Instant now = ToInstant(kFloorNow);
+  for (const Mode mode : kModes) {
+    const Scene scene(mode, {HoldOf(kAnn, kToken, now)});
+    const TokenClock clock = ClockAt(kToken);
+    const Token above{kToken.value + 5};
+    const auto ask = [&](Token floor) {
+      return AskWithFloor(scene, Ask(kAnn, mode), floor, kFloorNow, clock);
+    };
+    EXPECT_EQ(ask(Token{1}).token, kToken);
+    EXPECT_EQ(ask(kToken).token, kToken);
+    const Admission raised = ask(above);
+    EXPECT_EQ(raised.outcome, Outcome::kHeldAlready);
+    EXPECT_EQ(raised.token, above);
+    const Held held = HeldBy(scene.place(), Ask(kAnn, mode), raised.token, now);
+    EXPECT_EQ(held.hold.token, above);
+    EXPECT_EQ(held.hold.since, HoldOf(kAnn, kToken, now).since) << "it is the same hold";
+  }
+}
+
+TEST(Floor, NothingIsRaisedForOthers) {
+  const Scene scene(Mode::kExclusive, {HoldOf(kBob, kToken, ToInstant(kFloorNow))});
+  EXPECT_EQ(AskWithFloor(scene, Ask(kAnn), Token{5}, kFloorNow, ClockAt(kToken)).outcome,
+            Outcome::kHeldByOther);
+}
+
+TEST(Floor, MoreThanTenMinutesAheadIsRefused) {
+  const Scene free;
+  const uint64_t ten_minutes = 600'000'000;
+  const auto now = static_cast<uint64_t>(kFloorNow.time_since_epoch().count());
+  const auto ask = [&](uint64_t floor) {
+    return AskWithFloor(free, Ask(kAnn), Token{floor}, kFloorNow, TokenClock());
+  };
+  EXPECT_EQ(ask(now + ten_minutes).token, Token{now + ten_minutes});
+  EXPECT_EQ(ask(now + ten_minutes + 1).outcome, Outcome::kFloorTooHigh);
+  EXPECT_EQ(ask(kMaxToken.value).outcome, Outcome::kFloorTooHigh);
+  EXPECT_FALSE(ask(kMaxToken.value).busy()) << "waiting does not help";
+}
+
+// --- The grace --------------------------------------------------------------------------------
+
+TEST(GracePeriod, NobodyGetsAnythingNew) {
+  const Instant now = ToInstant(kFloorNow);
+  const auto ask = [&](const Scene& scene, const AcquireRequest& request) {
+    const Site site = scene.site({});
+    return Decide(std::span(&site, 1), request, kFloorNow, ClockAt(kToken), Grace::kOn);
+  };
+  const Scene free;
+  const Scene exclusive(Mode::kExclusive, {HoldOf(kAnn, kToken, now)});
+  const Scene shared(Mode::kShared, {HoldOf(kAnn, kToken, now)});
+  const Scene lingers(Mode::kExclusive, {HoldOf(kAnn, kToken, now - kTick, kLinger)});
+  EXPECT_EQ(ask(free, Ask(kAnn)).outcome, Outcome::kGrace);
+  EXPECT_TRUE(ask(free, Ask(kAnn)).busy()) << "it can be waited for";
+  EXPECT_EQ(ask(shared, Ask(kBob, Mode::kShared)).outcome, Outcome::kGrace);
+  EXPECT_EQ(ask(shared, Ask(kAnn)).outcome, Outcome::kGrace) << "no upgrade";
+  EXPECT_EQ(ask(lingers, Ask(kAnn)).outcome, Outcome::kGrace);
+  EXPECT_EQ(ask(exclusive, Ask(kBob)).outcome, Outcome::kHeldByOther);
+  // Those who hold keep what they have.
+  EXPECT_EQ(ask(exclusive, Ask(kAnn)).outcome, Outcome::kHeldAlready);
+  EXPECT_EQ(ask(exclusive, Ask(kAnn)).token, kToken);
+  EXPECT_EQ(ask(exclusive, Ask(kAnn, Mode::kShared)).outcome, Outcome::kDowngraded);
+  EXPECT_EQ(ask(shared, Ask(kAnn, Mode::kShared)).outcome, Outcome::kHeldAlready);
 }
 
 }  // namespace

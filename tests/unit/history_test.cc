@@ -58,11 +58,11 @@ const std::array kOwners = {std::string("ann"),    std::string("an"),
                             std::string("LIMIT")};
 
 std::string_view NameOf(Outcome outcome) {
-  constexpr std::array<std::string_view, 17> kNames = {
-      "granted",     "held already",  "downgraded",  "upgraded",    "released",
-      "touched",     "free",          "lease ended", "linger cut",  "held by other",
-      "others wait", "other mode",    "holds some",  "holds apart", "upgrades several",
-      "counted out", "tokens used up"};
+  constexpr std::array<std::string_view, 19> kNames = {
+      "granted",          "held already", "downgraded",     "upgraded",      "released",
+      "touched",          "free",         "lease ended",    "linger cut",    "held by other",
+      "others wait",      "grace",        "other mode",     "holds some",    "holds apart",
+      "upgrades several", "counted out",  "floor too high", "tokens used up"};
   return kNames.at(static_cast<size_t>(outcome));
 }
 

@@ -66,6 +66,8 @@ inline const char* NameOf(Outcome outcome) {
       return "kHeldByOther";
     case Outcome::kOthersWait:
       return "kOthersWait";
+    case Outcome::kGrace:
+      return "kGrace";
     case Outcome::kOtherMode:
       return "kOtherMode";
     case Outcome::kHoldsSome:
@@ -76,6 +78,8 @@ inline const char* NameOf(Outcome outcome) {
       return "kUpgradesSeveral";
     case Outcome::kCountedOut:
       return "kCountedOut";
+    case Outcome::kFloorTooHigh:
+      return "kFloorTooHigh";
     case Outcome::kTokensUsedUp:
       return "kTokensUsedUp";
   }

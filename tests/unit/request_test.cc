@@ -42,7 +42,7 @@ Words WithKey(Words words) {
 
 // What can be said after an acquire's owner.
 constexpr std::string_view kAnyOption =
-    "PX ms, EX s, WAIT ms, SHARED, LIMIT n, REENTRANT, SESSION, LINGER ms or "
+    "PX ms, EX s, WAIT ms, SHARED, LIMIT n, REENTRANT, SESSION, LINGER ms, FLOOR token or "
     "ALSO numkeys key [key ...]";
 
 bool IsOnePrintableLine(std::string_view text) {
@@ -266,14 +266,14 @@ TEST_P(LeaseRequest, RefusesALeaseGivenTwice) {
   }
 }
 
-// Those of the contract that later work adds, those of SET, and what only looks like an option.
+// Those of SET, and what only looks like an option.
 TEST_P(LeaseRequest, RefusesOptionsThatDoNotExist) {
   const std::string all =
       is_acquire() ? std::string(kAnyOption) : "PX ms, EX s or ALSO numkeys key [key ...]";
   const std::string all_but_lease =
       is_acquire() ? all.substr("PX ms, EX s, "sv.size()) : all.substr("PX ms, EX s or "sv.size());
   for (const std::string_view option :
-       {"WAITS"sv,    "WAI"sv,     "FLOOR"sv,  "NX"sv,       "XX"sv,       "PXAT"sv,
+       {"WAITS"sv,    "WAI"sv,     "FLOORS"sv, "NX"sv,       "XX"sv,       "PXAT"sv,
         "EXAT"sv,     "KEEPTTL"sv, "GET"sv,    "TTL"sv,      "P"sv,        "X"sv,
         "PXX"sv,      "PX "sv,     " PX"sv,    "PX\0"sv,     "\0PX"sv,     "P X"sv,
         "PX=5"sv,     "-PX"sv,     "5"sv,      "5000"sv,     "\xf0\x50"sv, "\xff"sv,
@@ -544,12 +544,16 @@ TEST(AcquireRequest, RefusesReentrantWithALimit) {
 
 TEST(AcquireRequest, NamesOnlyTheOptionsThatAreLeft) {
   const std::vector<std::pair<Words, std::string>> cases = {
-      {{"SHARED"}, "WAIT ms, REENTRANT, SESSION, LINGER ms or ALSO numkeys key [key ...]"},
-      {{"LIMIT", "2", "WAIT", "1"}, "REENTRANT, SESSION, LINGER ms or ALSO numkeys key [key ...]"},
-      {{"SHARED", "WAIT", "1", "REENTRANT", "SESSION"}, "LINGER ms or ALSO numkeys key [key ...]"},
+      {{"SHARED"},
+       "WAIT ms, REENTRANT, SESSION, LINGER ms, FLOOR token or ALSO numkeys key [key ...]"},
+      {{"LIMIT", "2", "WAIT", "1"},
+       "REENTRANT, SESSION, LINGER ms, FLOOR token or ALSO numkeys key [key ...]"},
+      {{"SHARED", "WAIT", "1", "REENTRANT", "SESSION", "FLOOR", "5"},
+       "LINGER ms or ALSO numkeys key [key ...]"},
       {{"SHARED", "WAIT", "1", "REENTRANT", "SESSION", "LINGER", "0"},
-       "ALSO numkeys key [key ...]"},
-      {{"SHARED", "WAIT", "0", "REENTRANT", "SESSION", "LINGER", "0", "ALSO", "1", "a"},
+       "FLOOR token or ALSO numkeys key [key ...]"},
+      {{"SHARED", "WAIT", "0", "REENTRANT", "SESSION", "LINGER", "0", "FLOOR", "5", "ALSO", "1",
+        "a"},
        "nothing more"},
   };
   for (const auto& [options, expected] : cases) {
@@ -767,9 +771,61 @@ TEST(FenceRequest, Refuses) {
     EXPECT_EQ(error({number}), must + Quoted(number));
   }
   for (const std::string& number : kTooHuge) EXPECT_EQ(error({number}), must + Quoted(number));
-  EXPECT_EQ(error({"5", "THEN", "SET"}), "ERR syntax error at \"THEN\": expected nothing more");
-  EXPECT_EQ(error({"5", "5"}), "ERR syntax error at \"5\": expected nothing more");
+  EXPECT_EQ(error({"5", "5"}), "ERR syntax error at \"5\": expected THEN command [arg ...]");
+  EXPECT_EQ(error({"5", "THEN"}), "ERR syntax error: the command after THEN is missing");
+  EXPECT_EQ(error({"5", "THE", "SET"}),
+            "ERR syntax error at \"THE\": expected THEN command [arg ...]");
   EXPECT_EQ(error({"x", "THEN"}), must + "\"x\"");
+  EXPECT_EQ(error({"THEN", "SET"}), must + "\"THEN\"");
+}
+
+TEST(FenceRequest, KeepsTheCommandAfterThenAsItIs) {
+  const Words words = {"k", "7", "then", "SET", "THEN", "", std::string_view("a\0b", 3)};
+  const auto parsed = ParseFence(words);
+  ASSERT_EQ(ErrorOf(parsed), "(accepted)");
+  const auto& request = std::get<FenceRequest>(parsed);
+  EXPECT_EQ(request.token, Token{7});
+  ASSERT_EQ(request.then.size(), 4U);
+  EXPECT_EQ(request.then.data(), words.data() + 3) << "a part of the arguments themselves";
+}
+
+TEST(FenceRequest, RefusesAThenInsideAThen) {
+  const auto error = [](const Words& words) {
+    Words fence = {"k", "7", "THEN"};
+    fence.insert(fence.end(), words.begin(), words.end());
+    return ErrorOf(ParseFence(fence));
+  };
+  const std::string refused = "ERR a THEN inside a THEN is not allowed: name the command itself";
+  EXPECT_EQ(error({"LOCK.FENCE", "k", "7", "THEN", "SET", "a", "b"}), refused);
+  EXPECT_EQ(error({"lock.fence", "k", "7", "then"}), refused);
+  EXPECT_EQ(error({"lock.fence", "k", "x", "then", "SET"}), refused);
+  EXPECT_EQ(error({"LOCK.FENCE", "k", "7"}), "(accepted)");
+  EXPECT_EQ(error({"LOCK.FENCE", "THEN"}), "(accepted)");
+  EXPECT_EQ(error({"LOCK.FENCE", "k", "THEN"}), "(accepted)");
+  EXPECT_EQ(error({"MSET", "a", "b", "THEN"}), "(accepted)");
+}
+
+TEST(AcquireRequest, TakesAFloor) {
+  const auto floor = [](const Words& words) -> std::optional<Token> {
+    const auto parsed = ParseAcquire(WithKey(words), Limits{std::chrono::hours{1}});
+    EXPECT_EQ(ErrorOf(parsed), "(accepted)");
+    return std::get<AcquireRequest>(parsed).floor;
+  };
+  EXPECT_EQ(floor({"o", "PX", "5"}), std::nullopt);
+  EXPECT_EQ(floor({"o", "PX", "5", "floor", "1"}), Token{1});
+  EXPECT_EQ(floor({"o", "FLOOR", "9007199254740991", "PX", "5"}), kMaxToken);
+  const auto error = [](const Words& words) {
+    return ErrorOf(ParseAcquire(WithKey(words), Limits{std::chrono::hours{1}}));
+  };
+  const std::string must =
+      "ERR FLOOR must be a whole number from 1 to 9007199254740991 in plain digits, not ";
+  for (const std::string_view number : {"0", "9007199254740992", "-1", "1.5", "x", ""}) {
+    EXPECT_EQ(error({"o", "PX", "5", "FLOOR", number}), must + Quoted(number));
+  }
+  EXPECT_EQ(error({"o", "PX", "5", "FLOOR"}),
+            "ERR syntax error: the number after FLOOR is missing");
+  EXPECT_EQ(error({"o", "PX", "5", "FLOOR", "1", "FLOOR", "1"}),
+            "ERR syntax error: FLOOR is given twice");
 }
 
 // --- The pieces -------------------------------------------------------------------------------

@@ -1,0 +1,60 @@
+// One competitor of tests/quorum/run: Node, with the client of client-examples/node.
+//
+// worker.mjs REGISTER_PORT LEASE_MS SERVER_URL...: asks the register what to do until it says stop.
+
+import { once } from 'node:events';
+import net from 'node:net';
+import readline from 'node:readline';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { Quorum } from '../../client-examples/node/quorum.mjs';
+
+/** The example's client on a network that has lost some of the servers. */
+class PartitionedQuorum extends Quorum {
+  cut = new Set();
+
+  async ask(server, command) {
+    if (this.cut.has(this.servers.indexOf(server))) throw new Error('cut off');
+    return super.ask(server, command);
+  }
+}
+
+const [registerPort, lease, ...urls] = process.argv.slice(2);
+const leaseMs = Number(lease);
+const quorum = await PartitionedQuorum.open(urls);
+const connection = net.connect(Number(registerPort), '127.0.0.1').setNoDelay();
+await once(connection, 'connect');
+connection.write('node\n');
+const replies = readline.createInterface({ input: connection })[Symbol.asyncIterator]();
+
+async function tell(...words) {
+  connection.write(`${words.join(' ')}\n`);
+  const { value, done } = await replies.next();
+  if (done) throw new Error('the register is gone');
+  return value.split(' ');
+}
+
+// The register reads the same monotonic clock, but performance.now() counts from another moment.
+const endOf = (hold) =>
+  Math.floor(Number(process.hrtime.bigint()) / 1e3 + (hold.until - performance.now()) * 1e3);
+
+for (;;) {
+  const [order, ...cut] = await tell('next');
+  if (order === 'stop') break;
+  quorum.cut = new Set(cut.map(Number));
+  const hold = await quorum.acquire('quorum:register', { leaseMs, waitMs: 200 });
+  if (!hold) continue;
+  const [todo] = await tell('enter', hold.token, endOf(hold));
+  if (todo === 'oversleep') {
+    await sleep(Math.max(0, hold.until - performance.now()));
+    await tell('late-write', hold.token);
+  } else if (todo !== 'too-late') {
+    if (todo === 'extend' && (await hold.extend(leaseMs))) {
+      await tell('extended', hold.token, endOf(hold));
+    }
+    if (hold.valid()) await tell('write', hold.token);
+    await tell('leave', hold.token);
+  }
+  await hold.release();
+}
+connection.end();
+quorum.close();

@@ -269,6 +269,13 @@ Parsed<FenceRequest> ParseFence(Args args) {
         request.then.size() > kThenAt && IsKeyword(request.then[kThenAt], kThen)) {
       reader.Fail("a THEN inside a THEN is not allowed: name the command itself");
     }
+    // The server itself refuses all others that change the connection: scripts may not call them.
+    for (const std::string_view command : {"SELECT", "READONLY", "READWRITE", "ASKING"}) {
+      if (!request.then.empty() && IsKeyword(request.then.front(), command)) {
+        reader.Fail(std::string(command) +
+                    " is not allowed after THEN, because it would change the connection");
+      }
+    }
   }
   return reader.Finish(request);
 }

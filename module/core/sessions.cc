@@ -4,8 +4,9 @@
 
 namespace turnstile {
 
-bool Sessions::IsBound(LockName lock, Owner owner) const {
-  return bindings_.find(Before::View(lock.db, lock.key, owner.bytes)) != bindings_.end();
+std::optional<Sessions::Client> Sessions::BoundTo(LockName lock, Owner owner) const {
+  const auto binding = bindings_.find(Before::View(lock.db, lock.key, owner.bytes));
+  return binding == bindings_.end() ? std::nullopt : std::optional(binding->second.client);
 }
 
 void Sessions::Bind(Client client, LockName lock, Owner owner) {

@@ -39,7 +39,9 @@ class Sessions {
   Sessions& operator=(const Sessions&) = delete;
 
   bool empty() const { return bindings_.empty(); }
-  bool IsBound(LockName lock, Owner owner) const;
+  // The connection that the hold of `owner` is bound to, if it is bound to one.
+  std::optional<Client> BoundTo(LockName lock, Owner owner) const;
+  bool IsBound(LockName lock, Owner owner) const { return BoundTo(lock, owner).has_value(); }
   bool HasAny(Client client) const { return clients_.contains(client); }
 
   // Binds the hold of `owner` to `client`, and to no other any more.

@@ -1,6 +1,7 @@
 #include "core/wait_queue.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
 namespace turnstile {
@@ -23,10 +24,6 @@ Obstacle ObstacleBetween(Mode waits, Mode other) {
 
 }  // namespace
 
-WaitQueue::~WaitQueue() {
-  while (!ends_.empty()) Remove(*ends_.begin()->second);
-}
-
 LockName WaitQueue::Waiter::lock(size_t index) const { return places_[index].line_->lock_; }
 
 Crowd WaitQueue::Waiter::AheadOf(size_t index) const {
@@ -47,13 +44,44 @@ WaitQueue::Place* WaitQueue::Line::FirstBlockedByShared() const {
 }
 
 Crowd WaitQueue::Line::Ahead(bool upgrade) const {
-  const Place* end = upgrade ? FirstBlockedByShared() : nullptr;
   Crowd crowd;
-  for (const Place* place = places_.first(); place != end && !crowd.IsMixed();
-       place = place->link_.after) {
-    crowd.Add(place->waiter_->request_.mode, place->waiter_->request_.limit);
+  if (!upgrade) {
+    crowd.size = size();
+    crowd.all_shared = shared_ == size();
+    crowd.all_limit = limited_ == size();
+    if (!limits_.empty()) crowd.least_limit = limits_.begin()->first;
+    return crowd;
+  }
+  const Place* blocked = FirstBlockedByShared();
+  for (const Place* place = places_.first(); place != blocked; place = place->link_.after) {
+    crowd.Add(Mode::kShared, /*limit=*/1);
   }
   return crowd;
+}
+
+void WaitQueue::Line::Insert(Place* next, Place& place) {
+  places_.InsertBefore(next, place);
+  Count(place.waiter_->request_);
+}
+
+void WaitQueue::Line::Remove(Place& place) {
+  places_.Remove(place);
+  Discount(place.waiter_->request_);
+}
+
+void WaitQueue::Line::Count(const AcquireRequest& request) {
+  if (request.mode == Mode::kShared) ++shared_;
+  if (request.mode != Mode::kLimit) return;
+  ++limited_;
+  ++limits_[request.limit];
+}
+
+void WaitQueue::Line::Discount(const AcquireRequest& request) {
+  if (request.mode == Mode::kShared) --shared_;
+  if (request.mode != Mode::kLimit) return;
+  --limited_;
+  const auto same = limits_.find(request.limit);
+  if (--same->second == 0) limits_.erase(same);
 }
 
 WaitQueue::Line* WaitQueue::Find(LockName lock) {
@@ -127,7 +155,7 @@ void WaitQueue::Enter(Waiter& waiter, std::span<const LockName> locks, Owner own
     Line& line = LineOf(locks[i]);
     place.waiter_ = &waiter;
     place.line_ = &line;
-    line.places_.InsertBefore(upgrade ? line.FirstBlockedByShared() : nullptr, place);
+    line.Insert(upgrade ? line.FirstBlockedByShared() : nullptr, place);
   }
   timeouts_.emplace(waiter.deadline_, &waiter);
 }
@@ -136,6 +164,8 @@ void WaitQueue::TakeOver(Waiter& newer, Waiter& older) {
   newer.places_ = std::exchange(older.places_, {});
   for (Place& place : newer.places_) {
     place.waiter_ = &newer;
+    place.line_->Discount(older.request_);
+    place.line_->Count(newer.request_);
     woken_.insert(place.line_);  // it may ask for less than the older did
   }
   newer.party_ = std::exchange(older.party_, nullptr);
@@ -153,7 +183,7 @@ void WaitQueue::Leave(Waiter& waiter) {
   DropIfIdle(party);
   for (Place& place : waiter.places_) {
     Line& line = *place.line_;
-    line.places_.Remove(place);
+    line.Remove(place);
     if (line.places_.empty()) {
       Drop(line);
     } else {
@@ -175,30 +205,19 @@ void WaitQueue::Drop(Line& line) {
   of_db.erase(of_db.find(line.lock_.key));
 }
 
-void WaitQueue::Remove(Holding& holding) {
-  ends_.erase({holding.until, &holding});
-  holding.line->holdings_.Remove(holding);
-  Party& party = *holding.party;
-  party.held.Remove(holding);
+WaitQueue::HoldingAt WaitQueue::Remove(Line& line, HoldingAt holding) {
+  Holding& removed = holding->second;
+  ends_.erase({removed.until, &removed});
+  Party& party = *removed.party;
+  party.held.Remove(removed);
+  const HoldingAt next = line.holdings_.erase(holding);
   DropIfIdle(party);
-  delete &holding;
+  return next;
 }
 
 void WaitQueue::ClearHolders(Line& line) {
-  while (!line.holdings_.empty()) Remove(*line.holdings_.first());
+  for (HoldingAt at = line.holdings_.begin(); at != line.holdings_.end();) at = Remove(line, at);
 }
-
-namespace {
-
-// The holding of `party` in `line`, or null.
-WaitQueue::Holding* HoldingIn(const WaitQueue::Line& line, const WaitQueue::Party* party) {
-  if (party == nullptr) return nullptr;
-  WaitQueue::Holding* holding = party->held.first();
-  while (holding != nullptr && holding->line != &line) holding = holding->of_party.after;
-  return holding;
-}
-
-}  // namespace
 
 void WaitQueue::SetHolder(LockName lock, Mode mode, Owner owner, Instant until, Company company,
                           Millis linger) {
@@ -207,29 +226,29 @@ void WaitQueue::SetHolder(LockName lock, Mode mode, Owner owner, Instant until, 
   if (!line->holdings_.empty() && line->mode_ != mode) woken_.insert(line);
   line->mode_ = mode;
   Party& party = PartyOf(owner);
-  Holding* holding = HoldingIn(*line, &party);
-  if (holding == nullptr) {
-    holding = new Holding{.party = &party, .line = line};
-    party.held.Append(*holding);
-    line->holdings_.Append(*holding);
+  const auto [at, added] = line->holdings_.try_emplace(party.owner.bytes);
+  Holding& holding = at->second;
+  if (added) {
+    holding.party = &party;
+    holding.line = line;
+    party.held.Append(holding);
   } else {
-    ends_.erase({holding->until, holding});
+    ends_.erase({holding.until, &holding});
   }
-  holding->until = until;
-  holding->end = until - linger;
-  ends_.emplace(until, holding);
+  holding.until = until;
+  holding.end = until - linger;
+  ends_.emplace(until, &holding);
   if (company == Company::kWithOthers) return;
-  for (Holding* other = line->holdings_.first(); other != nullptr;) {
-    Holding* next = other->of_line.after;
-    if (other != holding) Remove(*other);
-    other = next;
+  for (HoldingAt other = line->holdings_.begin(); other != line->holdings_.end();) {
+    other = &other->second == &holding ? std::next(other) : Remove(*line, other);
   }
 }
 
 void WaitQueue::RemoveHolder(LockName lock, Owner owner) {
   Line* line = Find(lock);
   if (line == nullptr) return;
-  if (Holding* holding = HoldingIn(*line, FindParty(owner)); holding != nullptr) Remove(*holding);
+  const HoldingAt holding = line->holdings_.find(owner.bytes);
+  if (holding != line->holdings_.end()) Remove(*line, holding);
   woken_.insert(line);
 }
 
@@ -252,9 +271,10 @@ void WaitQueue::WakeAll() {
 
 WaitQueue::Line* WaitQueue::FirstWoken(Instant now) {
   while (!ends_.empty() && ends_.begin()->first < now) {
-    Holding& over = *ends_.begin()->second;
-    woken_.insert(over.line);
-    Remove(over);
+    const Holding& over = *ends_.begin()->second;
+    Line& line = *over.line;
+    woken_.insert(&line);
+    Remove(line, line.holdings_.find(over.party->owner.bytes));
   }
   return woken_.empty() ? nullptr : *woken_.begin();
 }
@@ -274,8 +294,7 @@ Instant WaitQueue::NextDue() const {
 // One search for a cycle. Its marks are numbers that no other search uses.
 class WaitQueue::CycleSearch {
  public:
-  CycleSearch(uint64_t& numbers, const Waiter& waiter, std::span<Waiter* const> ignored,
-              Instant now)
+  CycleSearch(uint64_t& numbers, Waiter& waiter, std::span<Waiter* const> ignored, Instant now)
       : numbers_(numbers), number_(++numbers), waiter_(waiter), self_(*waiter.party_), now_(now) {
     for (Waiter* older : ignored) older->ignored_ = number_;
   }
@@ -302,8 +321,7 @@ class WaitQueue::CycleSearch {
     ReachFrom(waiter_, nullptr);
     for (size_t i = 0; i < reached_.size() && (everybody || self_.seen != seen_); ++i) {
       const Party* from = reached_[i];
-      for (const Waiter* wait = from->waits.first(); wait != nullptr;
-           wait = wait->of_party_.after) {
+      for (Waiter* wait = from->waits.first(); wait != nullptr; wait = wait->of_party_.after) {
         if (wait->ignored_ != number_) ReachFrom(*wait, from);
       }
     }
@@ -312,20 +330,94 @@ class WaitQueue::CycleSearch {
   // Finds out who is really stuck: at first everybody who was reached, then no longer those whose
   // waits the others let through, until nothing changes.
   void FindStuck() {
-    std::vector<Party*> stuck = reached_;
-    for (Party* party : stuck) party->stuck = number_;
-    self_.stuck = number_;
-    const auto can_move = [this](Party* party) {
-      if (party == &self_) return false;
-      for (const Waiter* wait = party->waits.first(); wait != nullptr;
-           wait = wait->of_party_.after) {
-        if (wait->ignored_ != number_ && IsStuck(*wait)) return false;
+    for (Party* party : reached_) {
+      party->stuck_places = 0;
+      for (Waiter* wait = party->waits.first(); wait != nullptr; wait = wait->of_party_.after) {
+        if (wait->ignored_ != number_) BeginStuck(*wait);
       }
-      party->stuck = 0;
-      return true;
-    };
-    size_t moved = 1;
-    while (moved > 0) moved = std::erase_if(stuck, can_move);
+      if (party->stuck_places > 0) party->stuck = number_;
+    }
+    self_.stuck = number_;
+    while (!to_search_.empty()) {
+      Line& line = *to_search_.back();
+      to_search_.pop_back();
+      line.searched_ = 0;
+      LetThrough(line);
+    }
+  }
+
+  void BeginStuck(Waiter& waiter) {
+    waiter.party_->stuck_places += waiter.size();
+    for (Place& place : waiter.places_) {
+      place.stuck_ = number_;
+      SearchAgain(*place.line_);
+    }
+  }
+
+  void SearchAgain(Line& line) {
+    if (line.searched_ == number_) return;
+    line.searched_ = number_;
+    to_search_.push_back(&line);
+  }
+
+  // Those who stand in the way, by what they are to whoever comes behind.
+  struct StuckAhead {
+    size_t of_mode[3] = {0, 0, 0};
+    uint32_t least_limit = std::numeric_limits<uint32_t>::max();
+
+    size_t& Of(Mode mode) { return of_mode[static_cast<size_t>(mode)]; }
+    size_t all() const { return of_mode[0] + of_mode[1] + of_mode[2]; }
+    // Whether they keep a request waiting for ever.
+    bool Stop(const AcquireRequest& request) {
+      if (request.mode == Mode::kExclusive) return all() > 0;
+      const size_t same = Of(request.mode);
+      if (all() > same) return true;
+      return request.mode == Mode::kLimit && same > 0 &&
+             same + 1 > std::min(request.limit, least_limit);
+    }
+  };
+
+  // Goes through a line from the front; whoever is not kept for ever by those who are stuck may
+  // move, and those behind it need not mind it any more.
+  void LetThrough(Line& line) {
+    StuckAhead ahead;
+    for (const auto& [owner, holding] : line.holdings_) {
+      if (holding.end >= now_ && holding.party->stuck == number_) ++ahead.Of(line.mode_);
+    }
+    for (Place* place = line.places_.first(); place != nullptr; place = place->link_.after) {
+      const Waiter& waiter = *place->waiter_;
+      Party& party = *waiter.party_;
+      if (party.stuck != number_ || waiter.ignored_ == number_) continue;
+      if (place->stuck_ == number_ && !IsStopped(line, party, ahead, waiter.request_)) {
+        place->stuck_ = 0;
+        if (--party.stuck_places == 0 && &party != &self_) {
+          Free(party);
+          continue;
+        }
+      }
+      ++ahead.Of(waiter.request_.mode);
+      if (waiter.request_.mode == Mode::kLimit) {
+        ahead.least_limit = std::min(ahead.least_limit, waiter.request_.limit);
+      }
+    }
+  }
+
+  // One's own hold, which an upgrade has, is not in one's way.
+  bool IsStopped(const Line& line, const Party& party, StuckAhead ahead,
+                 const AcquireRequest& request) const {
+    const auto own = line.holdings_.find(party.owner.bytes);
+    if (own != line.holdings_.end() && own->second.end >= now_) --ahead.Of(line.mode_);
+    return ahead.Stop(request);
+  }
+
+  void Free(Party& party) {
+    party.stuck = 0;
+    for (const Holding* held = party.held.first(); held != nullptr; held = held->of_party.after) {
+      SearchAgain(*held->line);
+    }
+    for (Waiter* wait = party.waits.first(); wait != nullptr; wait = wait->of_party_.after) {
+      for (Place& place : wait->places_) SearchAgain(*place.line_);
+    }
   }
 
   // The way by which the last Spread came to the owner itself; empty if it did not.
@@ -342,60 +434,14 @@ class WaitQueue::CycleSearch {
     return steps;
   }
 
-  // Calls `meet` with each party, and its mode, that holds the lock of `place` or stands before it.
-  // `meet` returns whether to go on.
-  template <typename Meet>
-  void ForEachAhead(const Place& place, Meet meet) const {
-    const Party* own = place.waiter_->party_;
-    const Line& line = *place.line_;
-    for (const Holding* holding = line.holdings_.first(); holding != nullptr;
-         holding = holding->of_line.after) {
-      if (holding->party == own || holding->end < now_) continue;
-      if (!meet(*holding->party, line.mode_, std::numeric_limits<uint32_t>::max())) return;
-    }
-    for (const Place* other = place.link_.before; other != nullptr; other = other->link_.before) {
-      const Waiter& ahead = *other->waiter_;
-      if (ahead.party_ == own || ahead.ignored_ == number_) continue;
-      if (!meet(*ahead.party_, ahead.request_.mode, ahead.request_.limit)) return;
-    }
-  }
-
-  // Whether the waits of stuck parties keep this wait from ever being granted.
-  bool IsStuck(const Waiter& waiter) const {
-    return std::any_of(waiter.places_.begin(), waiter.places_.end(),
-                       [this](const Place& place) { return IsStuck(place); });
-  }
-
-  bool IsStuck(const Place& place) const {
-    const AcquireRequest& request = place.waiter_->request_;
-    bool stone = false;
-    size_t peers = 0;
-    uint32_t least = request.limit;
-    ForEachAhead(place, [&](const Party& party, Mode mode, uint32_t limit) {
-      if (party.stuck != number_) return true;
-      const Obstacle obstacle = ObstacleBetween(request.mode, mode);
-      stone = obstacle == Obstacle::kStone;
-      if (obstacle == Obstacle::kPeer) {
-        ++peers;
-        least = std::min(least, limit);
-      }
-      return !stone;
-    });
-    return stone || (peers > 0 && peers + 1 > least);
-  }
-
-  void ReachFrom(const Waiter& waiter, const Party* from) {
-    for (const Place& place : waiter.places_) {
-      if (only_stuck_) {
-        ReachStuck(place, from);
-      } else {
-        ReachAll(const_cast<Place&>(place), from);
-      }
+  void ReachFrom(Waiter& waiter, const Party* from) {
+    for (Place& place : waiter.places_) {
+      if (!only_stuck_ || place.stuck_ == number_) ReachAll(place, from);
     }
   }
 
   void Reach(Party& party, const Party* from, LockName over) {
-    if (party.seen == seen_) return;
+    if (party.seen == seen_ || (only_stuck_ && party.stuck != number_)) return;
     party.seen = seen_;
     party.reached_from = from;
     party.reached_over = over;
@@ -413,9 +459,8 @@ class WaitQueue::CycleSearch {
       if (obstacle != Obstacle::kNone) Reach(party, from, line.lock_);
     };
     const Party* own = place.waiter_->party_;
-    for (const Holding* holding = line.holdings_.first(); holding != nullptr;
-         holding = holding->of_line.after) {
-      if (holding->party != own && holding->end >= now_) meet(*holding->party, line.mode_);
+    for (const auto& [owner, holding] : line.holdings_) {
+      if (holding.party != own && holding.end >= now_) meet(*holding.party, line.mode_);
     }
     const auto mark = mode == Mode::kShared ? &Place::passed_by_shared_ : &Place::passed_;
     for (Place* other = place.link_.before; other != nullptr; other = other->link_.before) {
@@ -427,31 +472,20 @@ class WaitQueue::CycleSearch {
     }
   }
 
-  void ReachStuck(const Place& place, const Party* from) {
-    const Mode mode = place.waiter_->request_.mode;
-    const bool stuck = IsStuck(place);
-    ForEachAhead(place, [&](Party& party, Mode other, uint32_t /*limit*/) {
-      const Obstacle obstacle = ObstacleBetween(mode, other);
-      if (stuck && party.stuck == number_ && obstacle != Obstacle::kNone) {
-        Reach(party, from, place.line_->lock_);
-      }
-      return true;
-    });
-  }
-
   uint64_t& numbers_;
   uint64_t number_;
   uint64_t seen_ = 0;  // the number of the last Spread
-  const Waiter& waiter_;
+  Waiter& waiter_;
   Party& self_;
   Instant now_;
   bool only_stuck_ = false;
   bool met_peers_ = false;
   std::vector<Party*> reached_;
+  std::vector<Line*> to_search_;
 };
 
-std::vector<WaitQueue::Step> WaitQueue::FindCycle(const Waiter& waiter,
-                                                  std::span<Waiter* const> ignored, Instant now) {
+std::vector<WaitQueue::Step> WaitQueue::FindCycle(Waiter& waiter, std::span<Waiter* const> ignored,
+                                                  Instant now) {
   return CycleSearch(searches_, waiter, ignored, now).Find();
 }
 

@@ -30,6 +30,7 @@
 #define TURNSTILE_CORE_WAIT_QUEUE_H_
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -73,7 +74,8 @@ class WaitQueue {
     Line* line_ = nullptr;
     Link<Place> link_;
     uint64_t passed_ = 0;            // the last search that came past,
-    uint64_t passed_by_shared_ = 0;  // and the last that came past on behalf of a shared waiter
+    uint64_t passed_by_shared_ = 0;  // the last that came past on behalf of a shared waiter,
+    uint64_t stuck_ = 0;             // and the last that found no way on from here
   };
 
   // One waiting call. Derive from it to say how to reach the caller.
@@ -114,11 +116,10 @@ class WaitQueue {
 
   // A party that holds the lock of a line.
   struct Holding {
-    Party* party;
-    Line* line;
+    Party* party = nullptr;
+    Line* line = nullptr;
     Instant until;  // it keeps others out
     Instant end;    // it is its owner's; after that it only lingers, and goes by itself
-    Link<Holding> of_line;
     Link<Holding> of_party;
   };
 
@@ -129,8 +130,9 @@ class WaitQueue {
     const Place* first() const { return places_.first(); }
     size_t size() const { return places_.size(); }
 
-    // Those whom a newcomer would find before it. An upgrade finds only those whom its shared hold
-    // does not block.
+    // Those whom a newcomer would find before it, counted and not looked at one by one: a rush of
+    // readers costs no more for each. An upgrade finds only those whom its shared hold does not
+    // block.
     Crowd Ahead(bool upgrade) const;
 
     // How many are known to hold the lock.
@@ -140,11 +142,20 @@ class WaitQueue {
     friend class WaitQueue;
 
     Place* FirstBlockedByShared() const;
+    void Insert(Place* next, Place& place);
+    void Remove(Place& place);
+    // Whoever stands in a place is counted by its request.
+    void Count(const AcquireRequest& request);
+    void Discount(const AcquireRequest& request);
 
     LockName lock_;  // a view of the key that this line is found by
     IntrusiveList<Place, &Place::link_> places_;
-    IntrusiveList<Holding, &Holding::of_line> holdings_;
-    Mode mode_ = Mode::kExclusive;  // of the holders; meaningless without any
+    std::map<std::string_view, Holding> holdings_;  // by owner, so that a cycle has one name
+    Mode mode_ = Mode::kExclusive;                  // of the holders; meaningless without any
+    uint64_t searched_ = 0;                         // the last search that looks at it
+    size_t shared_ = 0;                             // how many wait for a shared hold,
+    size_t limited_ = 0;                            // how many for one with a limit,
+    std::map<uint32_t, size_t> limits_;             // and how many with each limit
   };
 
   // `owner` waits for `lock`; the owner of the next step, or of the first after the last, holds it
@@ -155,7 +166,6 @@ class WaitQueue {
   };
 
   WaitQueue() = default;
-  ~WaitQueue();
   WaitQueue(const WaitQueue&) = delete;
   WaitQueue& operator=(const WaitQueue&) = delete;
 
@@ -184,7 +194,7 @@ class WaitQueue {
   // The steps by which the owner of `waiter` waits for itself since that wait began: the fewest,
   // that wait first. Empty if it does not. The waits of `ignored` are taken for gone; all other
   // waits of the owner for any of the same locks must be among them. Views into the queue.
-  std::vector<Step> FindCycle(const Waiter& waiter, std::span<Waiter* const> ignored, Instant now);
+  std::vector<Step> FindCycle(Waiter& waiter, std::span<Waiter* const> ignored, Instant now);
 
   // Puts `newer` into the places of `older`, a waiter for the same locks under the same owner.
   void TakeOver(Waiter& newer, Waiter& older);
@@ -241,7 +251,9 @@ class WaitQueue {
   Party* FindParty(Owner owner);
   void DropIfIdle(Party& party);
   void Drop(Line& line);
-  void Remove(Holding& holding);
+  using HoldingAt = std::map<std::string_view, Holding>::iterator;
+  // Returns the next of the line.
+  HoldingAt Remove(Line& line, HoldingAt holding);
   void ClearHolders(Line& line);
 
   std::unordered_map<int, ByText<Line>> lines_;  // by database and key
@@ -261,7 +273,8 @@ struct WaitQueue::Party {
   uint64_t seen = 0;
   const Party* reached_from = nullptr;
   LockName reached_over;
-  uint64_t stuck = 0;  // the last search that found it stuck
+  uint64_t stuck = 0;       // the last search that found it stuck,
+  size_t stuck_places = 0;  // in so many places
 };
 
 template <typename Offer>

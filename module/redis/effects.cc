@@ -5,6 +5,7 @@
 
 #include "redis/server_sessions.h"
 #include "redis/tokens.h"
+#include "redis/user.h"
 #include "redis/waiters.h"
 
 namespace turnstile {
@@ -121,7 +122,8 @@ void ReplyHolder(RedisModuleCtx* ctx, LockName lock, const Hold& hold, Instant n
   Field(ctx, "token", static_cast<long long>(hold.token.value));
   Field(ctx, "lease-left-ms", (hold.end - now).count());
   Field(ctx, "held-ms", std::max(now - hold.since, Millis{0}).count());
-  CommonHolderFields(ctx, hold.count, TheSessions().IsBound(lock, hold.owner), hold.linger);
+  CommonHolderFields(ctx, hold.count, TheSessions().BoundTo(lock, hold.owner).has_value(),
+                     hold.linger);
 }
 
 void ReplyPlainHolder(RedisModuleCtx* ctx, const PlainLock& plain, Instant now) {
@@ -169,19 +171,6 @@ void ReplyLine(RedisModuleCtx* ctx, const WaitQueue::Line* line, Instant now) {
     Field(ctx, "left-ms", std::max(waiter.deadline() - now, Millis{0}).count());
     place = place->behind();
   }
-}
-
-// Whether the calling client may read a key.
-bool CallerMayRead(RedisModuleCtx* ctx, std::string_view key) {
-  RedisModuleString* user_name = RedisModule_GetCurrentUserName(ctx);
-  RedisModuleUser* user = RedisModule_GetModuleUserFromUserName(user_name);
-  RedisModuleString* name = RedisModule_CreateString(ctx, key.data(), key.size());
-  const bool may = user != nullptr && RedisModule_ACLCheckKeyPermissions(
-                                          user, name, REDISMODULE_CMD_KEY_ACCESS) == REDISMODULE_OK;
-  RedisModule_FreeString(ctx, name);
-  if (user != nullptr) RedisModule_FreeModuleUser(user);
-  RedisModule_FreeString(ctx, user_name);
-  return may;
 }
 
 }  // namespace
@@ -349,10 +338,14 @@ int ReplyNoSession(RedisModuleCtx* ctx) {
 }
 
 int ReplyDeadlock(RedisModuleCtx* ctx, const std::vector<WaitQueue::Step>& cycle) {
-  const std::string text = "DEADLOCK " + DescribeCycle(cycle, [ctx](LockName lock) {
-                             return CallerMayRead(ctx, lock.key);
-                           });
-  return RedisModule_ReplyWithError(ctx, text.c_str());
+  const User caller(ctx);
+  const auto visible = [&](LockName lock) {
+    RedisModuleString* name = RedisModule_CreateString(ctx, lock.key.data(), lock.key.size());
+    const bool may = caller.MayRead(name);
+    RedisModule_FreeString(ctx, name);
+    return may;
+  };
+  return RedisModule_ReplyWithError(ctx, ("DEADLOCK " + DescribeCycle(cycle, visible)).c_str());
 }
 
 }  // namespace turnstile

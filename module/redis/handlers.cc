@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <span>
 #include <string_view>
 #include <variant>
@@ -16,6 +15,7 @@
 #include "redis/effects.h"
 #include "redis/lock_type.h"
 #include "redis/tokens.h"
+#include "redis/user.h"
 #include "redis/waiters.h"
 
 namespace turnstile {
@@ -71,7 +71,8 @@ int DeclareKeys(RedisModuleCtx* ctx, RedisModuleString** argv, int argc, int use
 
 // Inside MULTI, scripts, functions and calls of other modules a client cannot be made to wait.
 bool MayBlock(RedisModuleCtx* ctx) {
-  return (RedisModule_GetContextFlags(ctx) & REDISMODULE_CTX_FLAGS_DENY_BLOCKING) == 0;
+  return (RedisModule_GetContextFlags(ctx) & REDISMODULE_CTX_FLAGS_DENY_BLOCKING) == 0 &&
+         ConnectionOf(ctx).has_value();
 }
 
 // --- The command after THEN -------------------------------------------------------------------
@@ -100,26 +101,13 @@ void DeclareFenceKeys(RedisModuleCtx* ctx, std::span<RedisModuleString*> argv) {
   if (flags != nullptr) RedisModule_Free(flags);
 }
 
-// Whether the calling user may run the command. One that does not exist is left to Run to refuse.
-bool MayRun(RedisModuleCtx* ctx, std::span<RedisModuleString*> command) {
-  RedisModuleString* name = RedisModule_GetCurrentUserName(ctx);
-  RedisModuleUser* user = RedisModule_GetModuleUserFromUserName(name);
-  errno = 0;
-  const bool may = user != nullptr &&
-                   (RedisModule_ACLCheckCommandPermissions(
-                        user, command.data(), static_cast<int>(command.size())) == REDISMODULE_OK ||
-                    errno == ENOENT);
-  if (user != nullptr) RedisModule_FreeModuleUser(user);
-  RedisModule_FreeString(ctx, name);
-  return may;
-}
-
 // Runs the command as the calling user (C), as from a script (S: nothing that changes the
 // connection or blocks), in the caller's RESP version (0), under the memory rules (M), and
 // replicates what it does (!). Errors come as replies (E). Null if the server does not even try.
 RedisModuleCallReply* Run(RedisModuleCtx* ctx, std::span<RedisModuleString*> command) {
   const std::string_view name = ToView(command.front());
   if (name.find('\0') != std::string_view::npos) return nullptr;  // names end there for the server
+  const NoConnection none;
   return RedisModule_Call(ctx, name.data(), "v0SCEM!", command.data() + 1, command.size() - 1);
 }
 
@@ -218,7 +206,7 @@ int HandleFence(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
   const auto& request = std::get<FenceRequest>(parsed);
   const auto guarded = NamesOf(request.then, args, argv);
-  if (!guarded.empty() && !MayRun(ctx, guarded)) {
+  if (!guarded.empty() && !User(ctx).MayRun(guarded)) {
     return ReplyNotPermitted(ctx, request.then.front());
   }
 

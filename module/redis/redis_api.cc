@@ -55,9 +55,28 @@ Source SourceOf(RedisModuleCtx* ctx) {
   return (flags & REDISMODULE_CTX_FLAGS_SLAVE) != 0 ? Source::kReplica : Source::kCaller;
 }
 
+namespace {
+
+int without_connection = 0;
+
+}  // namespace
+
+NoConnection::NoConnection() { ++without_connection; }
+NoConnection::~NoConnection() { --without_connection; }
+
 std::optional<uint64_t> ConnectionOf(RedisModuleCtx* ctx) {
+  if (without_connection > 0) return std::nullopt;
+  // What may not block is called by a script, a module or a transaction. Only the last has a
+  // connection.
+  const int flags = RedisModule_GetContextFlags(ctx);
+  const int called = flags & (REDISMODULE_CTX_FLAGS_DENY_BLOCKING | REDISMODULE_CTX_FLAGS_LUA |
+                              REDISMODULE_CTX_FLAGS_MULTI);
+  if (called != 0 &&
+      called != (REDISMODULE_CTX_FLAGS_DENY_BLOCKING | REDISMODULE_CTX_FLAGS_MULTI)) {
+    return std::nullopt;
+  }
+  // On most servers the id of a client without connection cannot be looked up; on Valkey 9 it can.
   const uint64_t id = RedisModule_GetClientId(ctx);
-  // Where there is no connection, the id is that of a client that nobody can look up.
   if (RedisModule_GetClientInfoById(nullptr, id) != REDISMODULE_OK) return std::nullopt;
   return id;
 }

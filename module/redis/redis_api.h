@@ -54,8 +54,17 @@ enum class Source {
 Source SourceOf(RedisModuleCtx* ctx);
 
 // The connection that the running command came over; none inside scripts, functions and calls of
-// other modules.
+// modules (but see NoConnection).
 std::optional<uint64_t> ConnectionOf(RedisModuleCtx* ctx);
+
+// While one of these lives, a command that we call has no connection.
+class NoConnection {
+ public:
+  NoConnection();
+  ~NoConnection();
+  NoConnection(const NoConnection&) = delete;
+  NoConnection& operator=(const NoConnection&) = delete;
+};
 
 }  // namespace turnstile
 

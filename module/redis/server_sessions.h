@@ -16,7 +16,9 @@ namespace turnstile {
 
 class ServerSessions {
  public:
-  bool IsBound(LockName lock, Owner owner) const { return bound_.IsBound(lock, owner); }
+  std::optional<Sessions::Client> BoundTo(LockName lock, Owner owner) const {
+    return bound_.BoundTo(lock, owner);
+  }
 
   // The owner acquired the lock over this connection, or without binding it to one.
   void Acquired(std::optional<Sessions::Client> client, LockName lock, Owner owner);

@@ -9,7 +9,9 @@
 #include "redis/config.h"
 #include "redis/deferred.h"
 #include "redis/effects.h"
+#include "redis/server_sessions.h"
 #include "redis/tokens.h"
+#include "redis/user.h"
 
 namespace turnstile {
 
@@ -19,8 +21,9 @@ struct Waiters::Grant {
   std::vector<std::string> keys;
   std::string owner;
   Token token;
-  std::optional<Hold> upgraded;  // the shared hold that became this one; its owner is `owner`
-  bool told = false;             // by another call
+  std::optional<Hold> upgraded;      // the shared hold that became this one; its owner is `owner`
+  std::optional<uint64_t> bound_to;  // what connection that one was bound to
+  bool told = false;                 // by another call
 
   bool IsFor(LockName lock, Owner to) const {
     return db == lock.db && owner == to.bytes &&
@@ -50,15 +53,11 @@ namespace {
 // call would be refused for, a deferred grant is refused for too.
 std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString* user_name,
                                           RedisModuleString* key) {
-  RedisModuleUser* user = RedisModule_GetModuleUserFromUserName(user_name);
   RedisModuleString* command =
       RedisModule_CreateString(ctx, kAcquireCommand, std::strlen(kAcquireCommand));
   std::array argv = {command, key};
-  const bool allowed =
-      user != nullptr && RedisModule_ACLCheckCommandPermissions(
-                             user, argv.data(), static_cast<int>(argv.size())) == REDISMODULE_OK;
+  const bool allowed = User(user_name).MayRun(argv);
   RedisModule_FreeString(ctx, command);
-  if (user != nullptr) RedisModule_FreeModuleUser(user);
   if (!allowed) return kNoLongerPermittedText;
 
   // S: as in a script, so min-replicas, disk errors and the role count. M: memory too. E: errors
@@ -189,7 +188,10 @@ Instant Waiters::NextDue() const {
   return std::min(queue_.NextDue(), Tokens().GraceEnd() + Millis{1});
 }
 
-void Waiters::ForgetDebts() { to_take_back_.clear(); }
+void Waiters::ForgetDebts() {
+  to_take_back_.clear();
+  held_back_ = false;
+}
 
 Waiters::Parked* Waiters::FindParked(RedisModuleBlockedClient* client) {
   const auto found = parked_.find(client);
@@ -295,7 +297,8 @@ WaitQueue::Offered Waiters::Offer(RedisModuleCtx* ctx, Parked& parked, LockName 
       Grant{.db = here.db,
             .owner = std::string(request.owner.bytes),
             .token = admission.token,
-            .upgraded = HoldToUpgrade(sites.get().front().place, request, moment)});
+            .upgraded = HoldToUpgrade(sites.get().front().place, request, moment),
+            .bound_to = TheSessions().BoundTo(here, request.owner)});
   in_flight_.push_back(parked.grant.get());
   for (size_t i = 0; i < keys.size(); ++i) {
     parked.grant->keys.emplace_back(parked.lock(i).key);
@@ -313,9 +316,9 @@ void Waiters::TakeBack(RedisModuleCtx* ctx, const Grant& grant, Instant now) {
     const ScopedName name(ctx, LockName{grant.db, lock});
     LockKey key(ctx, name.get(), LockKey::Access::kChange);
     const Decision decision = DecideTakeBack(key.place(), owner, grant.token, upgraded, now);
-    if (decision.change.has_value()) {
-      CarryOut(ctx, key, *decision.change, now, Carrier::kNobody);
-    }
+    if (!decision.change.has_value()) continue;
+    CarryOut(ctx, key, *decision.change, now, Carrier::kNobody);
+    if (upgraded.has_value()) TheSessions().Acquired(grant.bound_to, key.lock_name(), owner);
   }
 }
 

@@ -152,7 +152,6 @@ TEST_F(GuardedWriteTest, WhatChangesTheConnectionIsRefused) {
                 {"SUBSCRIBE", "x"},
                 {"MONITOR"},
                 {"EVAL", "return 1", "0"},
-                {"WAIT", "0", "0"},
                 {"SHUTDOWN"},
                 {"DEBUG", "SLEEP", "0"},
                 {"CONFIG", "SET", "maxmemory", "1"},
@@ -160,8 +159,10 @@ TEST_F(GuardedWriteTest, WhatChangesTheConnectionIsRefused) {
     EXPECT_TRUE(Guard(token, command).IsError("ERR ")) << command[0];
     EXPECT_EQ(client_.Do("PING"), Reply::Status("PONG")) << "in step after " << command[0];
   }
-  EXPECT_FALSE(Guard(token, {"SELECT", "3"}).IsError("FENCED"));
-  EXPECT_EQ(client_.Do("LOCK.FENCE", "job", token), Reply::Int(1)) << "still in database 0";
+  for (const char* command : {"SELECT", "select", "READONLY", "READWRITE", "ASKING"}) {
+    const Reply reply = Guard(token, {command, "3"});
+    EXPECT_NE(reply.text.find("is not allowed after THEN"), std::string::npos) << reply;
+  }
 }
 
 TEST_F(GuardedWriteTest, NothingWaits) {
@@ -169,8 +170,10 @@ TEST_F(GuardedWriteTest, NothingWaits) {
   MustAcquire(client_, "busy", "bob");
   EXPECT_EQ(Guard(token, {"LOCK.ACQUIRE", "busy", "alice", "PX", "1000", "WAIT", "60000"}),
             Reply::Nil());
-  const Reply popped = Guard(token, {"BLPOP", "empty", "0"});
-  EXPECT_TRUE(popped.IsNil() || popped.IsError("ERR ")) << popped;
+  for (const Command& command : Commands{{"BLPOP", "empty", "0"}, {"WAIT", "9", "0"}}) {
+    const Reply reply = Guard(token, command);
+    EXPECT_TRUE(reply.IsNil() || reply.IsInteger() || reply.IsError("ERR ")) << reply;
+  }
   EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_waiters"), "0");
 }
 
@@ -318,6 +321,24 @@ TEST(GuardedWriteServerTest, AReplicaRefuses) {
   EXPECT_EQ(client.Do("REPLICAOF", "127.0.0.1", 1), Reply::Ok());
   EXPECT_EQ(client.Do("CONFIG", "SET", "replica-read-only", "no"), Reply::Ok());
   EXPECT_TRUE(client.Do("LOCK.FENCE", "job", token, "THEN", "SET", "x", "1").IsError("READONLY"));
+  EXPECT_EQ(client.Do("EXISTS", "x"), Reply::Int(0));
+}
+
+// Another module calls us, and nobody stands behind it.
+TEST(GuardedWriteServerTest, CalledByAModuleAsNobody) {
+  Server server({.args = {"--loadmodule", TURNSTILE_FORWARDER_MODULE}});
+  Client client = server.Connect();
+  const Reply token = client.Do("FORWARD", "LOCK.ACQUIRE", "job", "alice", "PX", kMinute);
+  ASSERT_TRUE(token.IsInteger()) << token;
+  EXPECT_EQ(client.Do("FORWARD", "LOCK.FENCE", "job", token.integer), Reply::Int(1));
+  EXPECT_TRUE(client.Do("FORWARD", "LOCK.FENCE", "job", token.integer, "THEN", "SET", "x", "1")
+                  .IsError("NOPERM"));
+  EXPECT_EQ(client.Do("FORWARD", "LOCK.ACQUIRE", "job", "bob", "PX", kMinute, "WAIT", kMinute),
+            Reply::Nil())
+      << "one try";
+  EXPECT_TRUE(client.Do("FORWARD", "LOCK.ACQUIRE", "other", "bob", "PX", kMinute, "SESSION")
+                  .IsError("ERR SESSION needs a connection"));
+  EXPECT_EQ(client.Do("FORWARD", "LOCK.RELEASE", "job", "alice"), Reply::Int(1));
   EXPECT_EQ(client.Do("EXISTS", "x"), Reply::Int(0));
 }
 

@@ -19,6 +19,7 @@
 #include "support/client.h"
 #include "support/eventually.h"
 #include "support/lock_test.h"
+#include "support/ordeals.h"
 #include "support/replication_stream.h"
 #include "support/reply.h"
 #include "support/resp3.h"
@@ -37,7 +38,7 @@ std::vector<std::string> KeysOf(Client& client) {
 }
 
 // Those who hold a lock now: owner, token, count and linger of each, in the order of their tokens.
-Reply HoldersOf(Client& client, const std::string& key) {
+Reply HoldsOf(Client& client, const std::string& key) {
   const Reply info = client.Do("LOCK.INFO", key);
   if (!info.IsArray()) return info;
   Reply holders = Reply::Array({info.Field("mode")});
@@ -49,17 +50,6 @@ Reply HoldersOf(Client& client, const std::string& key) {
   return holders;
 }
 
-// The owners of them.
-std::vector<std::string> OwnersOf(Client& client, const std::string& key) {
-  std::vector<std::string> owners;
-  const Reply info = client.Do("LOCK.INFO", key);
-  if (info.IsNil()) return owners;
-  for (const Reply& holder : info.Field("holders").elements) {
-    owners.push_back(holder.Field("owner").text);
-  }
-  return owners;
-}
-
 Reply DigestOf(Client& client, const std::string& key) {
   return client.Do("DEBUG", "DIGEST-VALUE", key);
 }
@@ -67,7 +57,7 @@ Reply DigestOf(Client& client, const std::string& key) {
 // All that is kept of a lock and does not move with time.
 Reply Stored(Client& client, const std::string& key) {
   return Reply::Array(
-      {HoldersOf(client, key), Reply::Int(EndOf(client, key)), DigestOf(client, key)});
+      {HoldsOf(client, key), Reply::Int(EndOf(client, key)), DigestOf(client, key)});
 }
 
 std::map<std::string, Reply> AllStored(Client& client) {
@@ -159,10 +149,10 @@ constexpr int64_t kLocksInStory = 25;
 // Returns when the short leases of the story are over.
 void AwaitEndOfShortLeases(Client& client) {
   using Owners = std::vector<std::string>;
-  EXPECT_TRUE(Eventually([&] { return OwnersOf(client, "lingers").empty(); }));
-  EXPECT_TRUE(Eventually([&] { return OwnersOf(client, "one lingers") == Owners{"a"}; }));
-  EXPECT_TRUE(Eventually([&] { return OwnersOf(client, "one has ended") == Owners{"a", "b"}; }));
-  EXPECT_TRUE(Eventually([&] { return OwnersOf(client, "permit has ended") == Owners{"a"}; }));
+  EXPECT_TRUE(Eventually([&] { return HoldersOf(client, "lingers").empty(); }));
+  EXPECT_TRUE(Eventually([&] { return HoldersOf(client, "one lingers") == Owners{"a"}; }));
+  EXPECT_TRUE(Eventually([&] { return HoldersOf(client, "one has ended") == Owners{"a", "b"}; }));
+  EXPECT_TRUE(Eventually([&] { return HoldersOf(client, "permit has ended") == Owners{"a"}; }));
 }
 
 void TellStory(Client& client) {
@@ -199,69 +189,6 @@ void ExpectUsable(Client& client, const std::string& key) {
 }
 
 // --- Restarts ------------------------------------------------------------------------------------
-
-std::vector<std::string> Aof(const char* preamble) {
-  return {"--appendonly", "yes", "--appendfsync", "always", "--aof-use-rdb-preamble", preamble};
-}
-
-void RewriteAof(const Server& server) {
-  Client client = server.Connect();
-  EXPECT_FALSE(client.Do("BGREWRITEAOF").IsError());
-  EXPECT_TRUE(Eventually([&] {
-    return InfoField(client, "persistence", "aof_rewrite_in_progress") == "0" &&
-           InfoField(client, "persistence", "aof_rewrite_scheduled") == "0";
-  })) << server.Log();
-}
-
-void Crash(Server& server) {
-  server.Kill9();
-  server.Restart();
-}
-
-// What the locks have to survive.
-struct Ordeal {
-  const char* name;
-  std::vector<std::string> args;
-  void (*go_through)(Server& server);
-};
-
-void PrintTo(const Ordeal& ordeal, std::ostream* out) { *out << ordeal.name; }
-
-std::vector<Ordeal> Ordeals() {
-  const auto save = [](Server& server) {
-    EXPECT_EQ(server.Connect().Do("SAVE"), Reply::Ok());
-    Crash(server);
-  };
-  const auto rewrite = [](Server& server) {
-    RewriteAof(server);
-    Crash(server);
-  };
-  const auto again = [](Server& server) {
-    Crash(server);
-    RewriteAof(server);
-    Crash(server);
-    RewriteAof(server);
-    Crash(server);
-  };
-  const auto reload = [](Server& server) {
-    EXPECT_EQ(server.Connect().Do("DEBUG", "RELOAD"), Reply::Ok());
-  };
-  const auto load_aof = [](Server& server) {
-    EXPECT_EQ(server.Connect().Do("DEBUG", "LOADAOF"), Reply::Ok());
-  };
-  return {
-      {"SaveAndKill", {}, save},
-      {"DebugReload", {}, reload},
-      {"Aof", Aof("no"), Crash},
-      {"AofRewritten", Aof("no"), rewrite},
-      {"AofAgainAndAgain", Aof("no"), again},
-      {"AofWithPreamble", Aof("yes"), Crash},
-      {"AofWithPreambleRewritten", Aof("yes"), rewrite},
-      {"AofWithPreambleAgainAndAgain", Aof("yes"), again},
-      {"DebugLoadAof", Aof("no"), load_aof},
-      {"DebugReloadWithAof", Aof("yes"), reload},
-  };
-}
 
 class ModesSurvivalTest : public ::testing::TestWithParam<Ordeal> {};
 
@@ -312,7 +239,7 @@ TEST(ModesDumpTest, ARestoredLockIsTheSame) {
     if (key == "plain") continue;
     const Reply payload = client.Do("DUMP", key);
     EXPECT_EQ(elsewhere.Do("RESTORE", key, 0, payload.text, "REPLACE"), Reply::Ok());
-    EXPECT_EQ(HoldersOf(elsewhere, key), stored.elements.at(0));
+    EXPECT_EQ(HoldsOf(elsewhere, key), stored.elements.at(0));
     EXPECT_EQ(EndOf(elsewhere, key), stored.elements.at(1).integer);
     const bool loses_one = key == "one has ended" || key == "permit has ended";
     EXPECT_EQ(DigestOf(elsewhere, key) != stored.elements.at(2), loses_one);
@@ -353,20 +280,6 @@ TEST(ModesAofTest, RewrittenHoldsOneFactForEachHolder) {
 }
 
 // --- Replicas ------------------------------------------------------------------------------------
-
-bool LinkIsUp(Client& replica) {
-  return InfoField(replica, "replication", "master_link_status") == "up";
-}
-
-void AwaitSync(Client& replica) {
-  EXPECT_TRUE(Eventually(
-      [&] {
-        return LinkIsUp(replica) &&
-               InfoField(replica, "persistence", "aof_rewrite_in_progress") == "0" &&
-               InfoField(replica, "persistence", "aof_rewrite_scheduled") == "0";
-      },
-      Milliseconds{20000}));
-}
 
 // Returns when the replica has done all that the primary has told until now.
 void Settle(Client& primary, Client& replica) {
@@ -540,7 +453,7 @@ class ModesEndTest : public ModesReplicaTest {
   // Returns when only these hold the lock, by the clock of each server.
   void AwaitHolders(const Owners& owners) {
     for (Client* client : {&client_, &copy_}) {
-      EXPECT_TRUE(Eventually([&] { return OwnersOf(*client, "job") == owners; }))
+      EXPECT_TRUE(Eventually([&] { return HoldersOf(*client, "job") == owners; }))
           << client->Do("LOCK.INFO", "job");
     }
   }
@@ -740,7 +653,7 @@ TEST_F(ModesEndTest, IsKeptOverARestart) {
   Crash(primary_);
   client_ = primary_.Connect();
   EXPECT_EQ(DigestOf(client_, "job"), digest);
-  EXPECT_EQ(OwnersOf(client_, "job"), (Owners{"b", "c"}));
+  EXPECT_EQ(HoldersOf(client_, "job"), (Owners{"b", "c"}));
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "a"), Reply::Int(0));
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "b"), Reply::Int(1));
   const Commands aof = ReadAof(primary_.dir());
@@ -787,7 +700,7 @@ TEST_F(ModesEndTest, CountsAreObeyedWithoutLookingAtTheClock) {
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));
   const Reply digest = DigestOf(client_, "job");
-  ASSERT_TRUE(Eventually([&] { return OwnersOf(client_, "job") == Owners{"other"}; }));
+  ASSERT_TRUE(Eventually([&] { return HoldersOf(client_, "job") == Owners{"other"}; }));
   replica_.Continue();
   ExpectSame(client_, copy_, "later");
   EXPECT_EQ(DigestOf(copy_, "job"), digest);
@@ -1038,9 +951,9 @@ class ModesMixTest : public ModesReplicaTest, public ::testing::WithParamInterfa
       const std::string key = "key " + std::to_string(i);
       // By the clock both lose holders; what the replica shows lies between two looks.
       EXPECT_TRUE(Eventually([&] {
-        const Reply before = HoldersOf(client_, key);
-        const Reply there = HoldersOf(copy_, key);
-        if (HoldersOf(client_, key) != before) return false;
+        const Reply before = HoldsOf(client_, key);
+        const Reply there = HoldsOf(copy_, key);
+        if (HoldsOf(client_, key) != before) return false;
         EXPECT_EQ(there, before) << key << " " << when;
         return true;
       }));
@@ -1182,9 +1095,9 @@ TEST(ModesStorageLong, AMillionLocksOfThreeHolders) {
   EXPECT_EQ(ask({"DBSIZE"}), Reply::Int(kLocks));
   EXPECT_EQ(ask({"DEBUG", "DIGEST"}), digest);
   Client client = server.Connect();
-  EXPECT_EQ(OwnersOf(client, "lock 0999998"), (Owners{"c", "a", "b"}));
+  EXPECT_EQ(HoldersOf(client, "lock 0999998"), (Owners{"c", "a", "b"}));
   EXPECT_EQ(client.Do("LOCK.RELEASE", "lock 0999998", "a"), Reply::Int(1));
-  EXPECT_EQ(OwnersOf(client, "lock 0999998"), (Owners{"c", "b"}));
+  EXPECT_EQ(HoldersOf(client, "lock 0999998"), (Owners{"c", "b"}));
   server.Kill9();  // or it would free them one by one
 }
 

@@ -17,6 +17,7 @@
 #include "support/client.h"
 #include "support/eventually.h"
 #include "support/lock_test.h"
+#include "support/ordeals.h"
 #include "support/reply.h"
 #include "support/resp3.h"
 #include "support/server.h"
@@ -28,75 +29,6 @@ namespace {
 int64_t Now() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration_cast<Milliseconds>(now).count();
-}
-
-std::vector<std::string> Aof(const char* preamble) {
-  return {"--appendonly", "yes", "--appendfsync", "always", "--aof-use-rdb-preamble", preamble};
-}
-
-void RewriteAof(Server& server) {
-  Client client = server.Connect();
-  EXPECT_FALSE(client.Do("BGREWRITEAOF").IsError());
-  EXPECT_TRUE(Eventually([&] {
-    const std::string info = client.Do("INFO", "persistence").text;
-    return info.find("aof_rewrite_in_progress:0") != std::string::npos &&
-           info.find("aof_rewrite_scheduled:0") != std::string::npos;
-  })) << server.Log();
-}
-
-void Crash(Server& server) {
-  server.Kill9();
-  server.Restart();
-}
-
-// What the locks have to survive.
-struct Ordeal {
-  const char* name;
-  std::vector<std::string> args;
-  void (*go_through)(Server& server);
-};
-
-void PrintTo(const Ordeal& ordeal, std::ostream* out) { *out << ordeal.name; }
-
-std::vector<Ordeal> Ordeals() {
-  const auto save = [](Server& server) {
-    EXPECT_EQ(server.Connect().Do("SAVE"), Reply::Ok());
-    Crash(server);
-  };
-  const auto shut_down = [](Server& server) {
-    server.Connect().Do("SHUTDOWN", "SAVE");
-    EXPECT_EQ(server.WaitForExit(), 0);
-    server.Restart();
-  };
-  const auto rewrite = [](Server& server) {
-    RewriteAof(server);
-    Crash(server);
-  };
-  const auto twice = [](Server& server) {
-    Crash(server);
-    RewriteAof(server);
-    Crash(server);
-  };
-  const auto reload = [](Server& server) {
-    EXPECT_EQ(server.Connect().Do("DEBUG", "RELOAD"), Reply::Ok());
-  };
-  const auto load_aof = [](Server& server) {
-    EXPECT_EQ(server.Connect().Do("DEBUG", "LOADAOF"), Reply::Ok());
-  };
-  return {
-      {"SaveAndKill", {}, save},
-      {"ShutdownSave", {}, shut_down},
-      {"DebugReload", {}, reload},
-      {"Aof", Aof("no"), Crash},
-      {"AofRewritten", Aof("no"), rewrite},
-      {"AofAgainAndAgain", Aof("no"), twice},
-      {"AofWithPreamble", Aof("yes"), Crash},
-      {"AofWithPreambleRewritten", Aof("yes"), rewrite},
-      {"AofWithPreambleAgainAndAgain", Aof("yes"), twice},
-      {"DebugLoadAof", Aof("no"), load_aof},
-      {"DebugLoadAofWithPreamble", Aof("yes"), load_aof},
-      {"DebugReloadWithAof", Aof("yes"), reload},
-  };
 }
 
 class SurvivalTest : public ::testing::TestWithParam<Ordeal> {};

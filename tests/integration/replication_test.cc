@@ -13,6 +13,7 @@
 #include "support/client.h"
 #include "support/eventually.h"
 #include "support/lock_test.h"
+#include "support/ordeals.h"
 #include "support/replication_stream.h"
 #include "support/reply.h"
 #include "support/server.h"
@@ -259,22 +260,6 @@ TEST_F(ToldTest, TheDatabaseOfTheKey) {
 }
 
 // --- Replicas ------------------------------------------------------------------------------------
-
-bool LinkIsUp(Client& replica) {
-  return InfoField(replica, "replication", "master_link_status") == "up";
-}
-
-// Returns when the replica has loaded what the primary had, and has rewritten its AOF, if it has
-// one, as replicas do then.
-void AwaitSync(Client& replica) {
-  EXPECT_TRUE(Eventually(
-      [&] {
-        return LinkIsUp(replica) &&
-               InfoField(replica, "persistence", "aof_rewrite_in_progress") == "0" &&
-               InfoField(replica, "persistence", "aof_rewrite_scheduled") == "0";
-      },
-      Milliseconds{20000}));
-}
 
 // Returns when the replica has done all that the primary has told until now.
 void Settle(Client& primary) {

@@ -803,6 +803,8 @@ TEST(FenceRequest, RefusesAThenInsideAThen) {
   EXPECT_EQ(error({"LOCK.FENCE", "THEN"}), "(accepted)");
   EXPECT_EQ(error({"LOCK.FENCE", "k", "THEN"}), "(accepted)");
   EXPECT_EQ(error({"MSET", "a", "b", "THEN"}), "(accepted)");
+  EXPECT_EQ(error({"select", "3"}),
+            "ERR SELECT is not allowed after THEN, because it would change the connection");
 }
 
 TEST(AcquireRequest, TakesAFloor) {

@@ -173,7 +173,7 @@ class WaitQueueTest : public testing::Test {
   }
 
   // The cycle that a wait already begun has closed.
-  Texts CycleOf(const Waiter& waiter, std::vector<Waiter*> ignored = {}, Instant now = kNow) {
+  Texts CycleOf(Waiter& waiter, std::vector<Waiter*> ignored = {}, Instant now = kNow) {
     return TextsOf(queue_.FindCycle(waiter, ignored, now));
   }
 
@@ -1224,6 +1224,26 @@ TEST_F(LimitCycleTest, HoldThatIsOverMakesRoom) {
   EXPECT_EQ(CycleWith(2), Texts{});
   AddHolder(kA, Mode::kLimit, "cid", kNow);
   EXPECT_EQ(CycleWith(2), over_bob_);
+}
+
+// A long line before a semaphore, in which one also wants what ann holds. A search that looks at
+// everybody ahead of everybody, again and again, would take minutes.
+TEST_F(LimitCycleTest, LongLines) {
+  constexpr int kWaiters = 5'000;
+  for (const uint32_t limit : {1U, 5U}) {
+    std::deque<std::string> owners;
+    for (int i = 0; i < kWaiters; ++i) {
+      owners.push_back(std::to_string(limit) + " waiter " + std::to_string(i));
+      Enter(owners.back(), kA, Limit(limit));
+    }
+    AddHolder(kA, Mode::kLimit, "holder");
+    Enter("both", {kA, kB}, Limit(limit));
+    AddHolder(kB, Mode::kLimit, "ann");
+    const bool blocked = limit == 1;  // else others make room for both of them
+    EXPECT_EQ(CycleWith(limit),
+              blocked ? (Texts{"ann waits for 0:a", "both waits for 0:b"}) : Texts{});
+    TearDown();
+  }
 }
 
 TEST_F(LimitCycleTest, HoldersOfAnotherKindMustAllGo) {

@@ -1,0 +1,27 @@
+// A module that calls any command as nobody: FORWARD command [arg ...]. Other people's modules may
+// call ours like that.
+
+#include <redismodule.h>
+
+namespace {
+
+int Forward(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
+  if (argc < 2) return RedisModule_WrongArity(ctx);
+  const char* command = RedisModule_StringPtrLen(argv[1], nullptr);
+  RedisModuleCallReply* reply =
+      RedisModule_Call(ctx, command, "vE", argv + 2, static_cast<size_t>(argc - 2));
+  if (reply == nullptr) return RedisModule_ReplyWithError(ctx, "ERR no reply");
+  RedisModule_ReplyWithCallReply(ctx, reply);
+  RedisModule_FreeCallReply(reply);
+  return REDISMODULE_OK;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int RedisModule_OnLoad(
+    RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/) {
+  if (RedisModule_Init(ctx, "forwarder", 1, REDISMODULE_APIVER_1) != REDISMODULE_OK) {
+    return REDISMODULE_ERR;
+  }
+  return RedisModule_CreateCommand(ctx, "FORWARD", Forward, "write", 0, 0, 0);
+}

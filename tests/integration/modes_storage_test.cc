@@ -39,7 +39,7 @@ std::vector<std::string> KeysOf(Client& client) {
 
 // Those who hold a lock now: owner, token, count and linger of each, in the order of their tokens.
 Reply HoldsOf(Client& client, const std::string& key) {
-  const Reply info = client.Do("LOCK.INFO", key);
+  Reply info = client.Do("LOCK.INFO", key);
   if (!info.IsArray()) return info;
   Reply holders = Reply::Array({info.Field("mode")});
   for (const Reply& holder : info.Field("holders").elements) {
@@ -429,7 +429,7 @@ class ModesEndTest : public ModesReplicaTest {
   // What was told since this was last asked, without SELECT; the AOF and the wire agree, and
   // the replica has the same values.
   Commands Told() {
-    const Commands stream = stream_->Until(client_);
+    Commands stream = stream_->Until(client_);
     const Commands aof = ReadAof(primary_.dir());
     Commands news;
     std::copy_if(
@@ -1029,7 +1029,7 @@ TEST(ModesMemoryTest, UsageGrowsWithTheHolders) {
   for (int i = 2; i <= 1000; i++) {
     EXPECT_EQ(client.Do("LOCK.RELEASE", "job", name(i)), Reply::Int(1));
   }
-  EXPECT_LT(usage("job"), by_holders[1000] - 500 * (3 * 8 + 12));
+  EXPECT_LT(usage("job"), by_holders[1000] - int64_t{500} * (3 * 8 + 12));
 
   // A count and a linger take room, but only where there are any.
   MustAcquire(client, "one", name(1));

@@ -17,11 +17,17 @@ constexpr LockName kGate{0, "gate"};
 constexpr Owner kAlice{"alice"};
 constexpr Owner kBob{"bob"};
 
+std::string NameOf(int db, const std::string& key, const std::string& owner) {
+  std::string name = std::to_string(db);
+  for (const std::string& part : {key, owner}) name.append("/").append(part);
+  return name;
+}
+
 // What Close returns, as "db/key/owner", sorted.
 std::vector<std::string> Close(Sessions& sessions, Sessions::Client client) {
   std::vector<std::string> closed;
   for (const Sessions::BoundHold& hold : sessions.Close(client)) {
-    closed.push_back(std::to_string(hold.db) + "/" + hold.key + "/" + hold.owner);
+    closed.push_back(NameOf(hold.db, hold.key, hold.owner));
   }
   std::sort(closed.begin(), closed.end());
   return closed;
@@ -130,7 +136,7 @@ TEST(SessionsTest, RandomHistory) {
         Holds expected;
         for (const auto& [bound_db, bound_key, bound_owner, bound_client] : model) {
           if (bound_client != client) continue;
-          expected.push_back(std::to_string(bound_db) + "/" + bound_key + "/" + bound_owner);
+          expected.push_back(NameOf(bound_db, bound_key, bound_owner));
         }
         EXPECT_EQ(sessions.HasAny(client), !expected.empty());
         EXPECT_EQ(Close(sessions, client), expected);

@@ -801,7 +801,7 @@ TEST_F(ModesTest, InfoOfEveryMode) {
         std::vector<Reply> holders;
         ASSERT_EQ(info.Field("holders").elements.size(), held.owners.size()) << info;
         for (size_t i = 0; i < held.owners.size(); i++) {
-          const Reply& shown = info.Field("holders").elements[i];
+          const Reply shown = info.Field("holders").elements[i];
           // clang-format off
           holders.push_back(map({
               Reply::Str("owner"), Reply::Str(held.owners[i]),
@@ -817,7 +817,7 @@ TEST_F(ModesTest, InfoOfEveryMode) {
         ASSERT_EQ(info.Field("line").elements.size(), 2U) << info;
         for (const auto& [owner, mode] :
              {std::pair<std::string, std::string>{"writer", "exclusive"}, {"waiter", waits.mode}}) {
-          const Reply& shown = info.Field("line").elements[line.size()];
+          const Reply shown = info.Field("line").elements[line.size()];
           // clang-format off
           line.push_back(map({
               Reply::Str("owner"), Reply::Str(owner),

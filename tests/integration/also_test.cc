@@ -707,14 +707,7 @@ TEST_F(AlsoTest, IsToldAsOne) {
   ReplicationStream stream(server().port());
   stream.Until(client_);
   const auto held = [this](const std::string& key, const std::string& owner, const Reply& token) {
-    const int64_t end = EndOf(client_, key);
-    return Command{"LOCK.FACT",
-                   "HELD",
-                   key,
-                   owner,
-                   std::to_string(token.integer),
-                   std::to_string(end - kMinute),
-                   std::to_string(end)};
+    return GrantedFact(client_, key, owner, token);
   };
   const Reply token = client_.Do(AcquiringAll({"a", "b"}, "alice"));
   EXPECT_EQ(stream.Until(client_),

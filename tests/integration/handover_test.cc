@@ -98,20 +98,9 @@ class HandOverTest : public SharedWaitingTest<HandOverTest> {
     return told;
   }
 
-  // The fact that `owner` was granted `key` for a minute, as the lock is now.
-  Command Granted(Client& client, const std::string& key, const std::string& owner,
-                  const Reply& token) {
-    const int64_t end = EndOf(client, key);
-    return {"LOCK.FACT",
-            "HELD",
-            key,
-            owner,
-            std::to_string(token.integer),
-            std::to_string(end - kMinute),
-            std::to_string(end)};
-  }
+  // See GrantedFact.
   Command Granted(const std::string& key, const std::string& owner, const Reply& token) {
-    return Granted(client_, key, owner, token);
+    return GrantedFact(client_, key, owner, token);
   }
 
   // The replica has the same keys with the same values, in all databases; and so has whoever reads
@@ -233,7 +222,7 @@ TEST_F(HandOverTest, EmptyingOneDatabaseIsNoBusinessOfAnother) {
   Told();
   EXPECT_EQ(other.Do("FLUSHDB"), Reply::Ok());
   const Reply token = carol.Read();
-  EXPECT_EQ(Told(), (Commands{{"FLUSHDB"}, Granted(other, "job", "carol", token)}));
+  EXPECT_EQ(Told(), (Commands{{"FLUSHDB"}, GrantedFact(other, "job", "carol", token)}));
   EXPECT_FALSE(bob.HasReply());
   EXPECT_EQ(LineOf(client_, "job"), Owners{"bob"});
   // Both of them see that databases change places: carol's lock comes here, alice's goes there.

@@ -76,6 +76,19 @@ inline int64_t EndOf(Client& client, std::string_view key) {
   return client.Do("PEXPIRETIME", key).integer;
 }
 
+// The fact that `owner` was granted `key` for a minute, as the lock is now.
+inline Command GrantedFact(Client& client, const std::string& key, const std::string& owner,
+                           const Reply& token) {
+  const int64_t end = EndOf(client, key);
+  return {"LOCK.FACT",
+          "HELD",
+          key,
+          owner,
+          std::to_string(token.integer),
+          std::to_string(end - kMinute),
+          std::to_string(end)};
+}
+
 // The whole reply of LOCK.INFO, in either version of the protocol, for a lock with this one holder.
 inline Reply InfoReply(int version, std::string mode, std::string owner, Reply token, Reply left_ms,
                        Reply held_ms) {

@@ -5,14 +5,6 @@
 namespace turnstile {
 namespace {
 
-std::optional<Token> ParseToken(std::string_view text) {
-  const auto number = ParseDigits(text);
-  if (!number.has_value()) return std::nullopt;
-  const Token token{static_cast<uint64_t>(*number)};
-  if (token < kMinToken || token > kMaxToken) return std::nullopt;
-  return token;
-}
-
 bool IsOwner(std::string_view bytes) { return !bytes.empty() && bytes.size() <= kMaxOwnerBytes; }
 
 // [SHARED | LIMIT] [COUNT n] [LINGER ms], in this order. False: something else.
@@ -75,6 +67,14 @@ std::optional<Fact> TryParse(Args args) {
 }
 
 }  // namespace
+
+std::optional<Token> ParseToken(std::string_view text) {
+  const auto number = ParseDigits(text);
+  if (!number.has_value()) return std::nullopt;
+  const Token token{static_cast<uint64_t>(*number)};
+  if (token < kMinToken || token > kMaxToken) return std::nullopt;
+  return token;
+}
 
 std::string_view WordFor(Mode mode) {
   switch (mode) {

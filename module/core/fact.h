@@ -14,6 +14,7 @@
 #ifndef TURNSTILE_CORE_FACT_H_
 #define TURNSTILE_CORE_FACT_H_
 
+#include <optional>
 #include <string_view>
 #include <variant>
 
@@ -42,6 +43,9 @@ struct FloorFact {
 };
 
 using Fact = std::variant<HeldFact, EndedFact, FloorFact>;
+
+// A token in decimal digits; nothing if it is none.
+std::optional<Token> ParseToken(std::string_view text);
 
 // `args` are all arguments after the command's name.
 Parsed<Fact> ParseFact(Args args);

@@ -7,7 +7,7 @@ namespace {
 
 // The wall clock as a token value. A clock before 1970 or past the last token is held at the ends
 // of the range, so that no arithmetic below can overflow.
-constexpr uint64_t Reading(FineInstant now) {
+constexpr uint64_t WallReading(FineInstant now) {
   return static_cast<uint64_t>(
       std::clamp<int64_t>(now.time_since_epoch().count(), 0, int64_t{kMaxToken.value} + 1));
 }
@@ -15,7 +15,7 @@ constexpr uint64_t Reading(FineInstant now) {
 }  // namespace
 
 std::optional<Token> TokenClock::Next(FineInstant now) const {
-  const Token next{std::max(last_.value + 1, Reading(now))};
+  const Token next{std::max(last_.value + 1, WallReading(now))};
   if (next > kMaxToken) return std::nullopt;
   return next;
 }
@@ -24,15 +24,38 @@ void TokenClock::Observe(Token token) { last_ = std::max(last_, std::min(token, 
 
 Token TokenClock::StartIssuing(FineInstant now, Millis margin) {
   const Micros added = LeadAt(now) >= kLargestLeadForMargin ? Micros{0} : Micros{margin};
-  const uint64_t start = std::max(last_.value, Reading(now));
+  const uint64_t start = std::max(last_.value, WallReading(now));
   Observe(Token{start + static_cast<uint64_t>(added.count())});
   return last_;
+}
+
+bool TokenClock::TakePlace(FineInstant now, Millis margin, const RemoteClock& remote) {
+  const Token before = last_;
+  Observe(Token{WallReading(now) + static_cast<uint64_t>(Micros{margin}.count())});
+  Observe(remote.AtMost(now));
+  return last_ > before;
+}
+
+Token TokenClock::Reading(FineInstant now) const {
+  return std::min(std::max(last_, Token{WallReading(now)}), kMaxToken);
+}
+
+void RemoteClock::Observe(Token reading, FineInstant now) {
+  if (reading < AtMost(now)) return;
+  reading_ = std::min(reading, kMaxToken);
+  at_ = now;
+}
+
+Token RemoteClock::AtMost(FineInstant now) const {
+  if (reading_ == Token{}) return {};
+  const Micros since = std::max(now - at_, Micros{0}) + kLongestWay;
+  return Token{reading_.value + static_cast<uint64_t>(since.count())};
 }
 
 Micros TokenClock::LeadAt(FineInstant now) const { return LeadOf(last_, now); }
 
 Micros LeadOf(Token token, FineInstant now) {
-  const uint64_t reading = Reading(now);
+  const uint64_t reading = WallReading(now);
   return Micros{token.value > reading ? static_cast<int64_t>(token.value - reading) : 0};
 }
 

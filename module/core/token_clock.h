@@ -21,6 +21,23 @@ namespace turnstile {
 // restart in a loop must not run away from the wall clock.
 inline constexpr Millis kLargestLeadForMargin = std::chrono::minutes{10};
 
+// What is known of the clocks of other servers: the furthest reading that came from one.
+//
+// Nobody issues more than a token a microsecond, so from a reading one knows at most where that
+// clock is later. What a message takes on its way is allowed for, up to kLongestWay.
+class RemoteClock {
+ public:
+  static constexpr Millis kLongestWay{20};
+
+  void Observe(Token reading, FineInstant now);
+  // What the others have issued by now at most; zero if nothing is known.
+  Token AtMost(FineInstant now) const;
+
+ private:
+  Token reading_;
+  FineInstant at_{};
+};
+
 class TokenClock {
  public:
   // The token that a grant at `now` gets, or nothing when tokens are used up. Issues nothing by
@@ -34,6 +51,15 @@ class TokenClock {
   // max(last, now) + margin; the margin covers tokens that this server never heard of.
   // Returns the new value, below which this server will issue nothing.
   Token StartIssuing(FineInstant now, Millis margin);
+
+  // Called when this server, which issues already, comes to issue in another's place, of which
+  // `remote` is known: the clock becomes at least now + margin, and more than the other's. Unlike a
+  // start this adds nothing to a lead that is there: slots of a cluster come by the thousand.
+  // Returns whether that raised the clock.
+  bool TakePlace(FineInstant now, Millis margin, const RemoteClock& remote);
+
+  // At most this has been issued by now.
+  Token Reading(FineInstant now) const;
 
   // The highest token issued or seen; zero if none.
   Token last() const { return last_; }
@@ -52,7 +78,7 @@ Micros LeadOf(Token token, FineInstant now);
 inline constexpr Millis kLargestFloorLead = std::chrono::minutes{10};
 bool MayBeFloor(Token floor, FineInstant now);
 
-// Whether a client may bring this token in, by RESTORE: one that leads the wall clock by more than
+// Whether a client may bring this token in, by RESTORE, or another node of a cluster: one that leads the wall clock by more than
 // an hour is taken for forged, because it could push the clock to its end.
 inline constexpr Millis kLargestRestoredLead = std::chrono::hours{1};
 bool MayBeRestored(Token token, FineInstant now);

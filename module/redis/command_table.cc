@@ -122,7 +122,8 @@ struct Command {
   const char* name;
   RedisModuleCmdFunc handler;
   const char* flags;
-  bool for_callers;  // shown in LOCK.HELP
+  const char* categories;  // of access rights; empty: internal, and not shown in LOCK.HELP
+
   RedisModuleCommandInfo info;
 };
 
@@ -145,42 +146,52 @@ constexpr RedisModuleCommandInfo Info(const char* summary, const char* complexit
 // LOCK.FENCE only looks, but is a write command: it is answered by primaries only and not while
 // writes are paused for a failover. Only what takes memory is refused when memory is full.
 const Command kCommands[] = {
-    {kAcquireCommand, HandleAcquire, "write deny-oom fast blocking getkeys-api", true,
+    {kAcquireCommand, HandleAcquire, "write deny-oom fast blocking getkeys-api",
+     "write fast blocking",
      Info("Takes a lock, or several at once, for a lease and answers its fencing token, or null if "
           "somebody else holds it; with WAIT, stands in line for it.",
           kByHolders, -5, updated_keys, acquire_args)},
-    {"LOCK.RELEASE", HandleRelease, "write fast getkeys-api", true,
+    {"LOCK.RELEASE", HandleRelease, "write fast getkeys-api", "write fast",
      Info("Gives up a lock: 1, or 0 if this owner does not hold it; of several, how many.",
           kByHolders, -3, released_keys, release_args)},
-    {"LOCK.TOUCH", HandleTouch, "write fast getkeys-api", true,
+    {"LOCK.TOUCH", HandleTouch, "write fast getkeys-api", "write fast",
      Info(
          "Sets a lease to end that long from now: 1, or 0 if this owner does not hold the lock; of "
          "several, how many.",
          kByHolders, -5, updated_keys, touch_args)},
-    {kFenceCommand, HandleFence, "write getkeys-api", true,
+    {kFenceCommand, HandleFence, "write getkeys-api", "write slow",
      Info("Answers the highest token that holds a lock, or null; with a token, 1 if it holds the "
           "lock, else 0; with THEN, runs a command if and only if it does.",
           kByHolders, -2, fenced_keys, fence_args)},
-    {"LOCK.INFO", HandleInfo, "readonly fast", true,
+    {"LOCK.INFO", HandleInfo, "readonly fast", "read fast",
      Info("Tells who holds a lock, under which token and for how long, and who waits; or null.",
           kAllHolders, 2, looked_at_key, key_only)},
-    {"LOCK.HELP", HandleHelp, "fast allow-loading allow-stale", true,
+    {"LOCK.HELP", HandleHelp, "fast allow-loading allow-stale", "fast",
      Info("Lists these commands.", kConstant, 1, nullptr, nullptr)},
-    {kProbeCommand, HandleProbe, "write deny-oom fast", false,
+    {kProbeCommand, HandleProbe, "write deny-oom fast", "",
      Info("Internal: asks whether the server allows a write now; changes nothing.", kConstant, 2,
           updated_key, key_only)},
-    {kFactCommand, HandleFact, "write fast getkeys-api", false,
+    {kFactCommand, HandleFact, "write fast getkeys-api", "",
      Info("Internal: carries what a primary decided to its replicas and its AOF.", kByHolders, -3,
           nullptr, nullptr)},
 };
 
-bool Register(RedisModuleCtx* ctx, const Command& command) {
+bool IsForCallers(const Command& command) { return *command.categories != '\0'; }
+
+constexpr const char* kCategory = "lock";
+
+bool Register(RedisModuleCtx* ctx, const Command& command, bool has_category) {
   if (RedisModule_CreateCommand(ctx, command.name, command.handler, command.flags, 0, 0, 0) !=
       REDISMODULE_OK) {
     return false;
   }
   RedisModuleCommand* created = RedisModule_GetCommand(ctx, command.name);
-  return created != nullptr && RedisModule_SetCommandInfo(created, &command.info) == REDISMODULE_OK;
+  if (created == nullptr || RedisModule_SetCommandInfo(created, &command.info) != REDISMODULE_OK) {
+    return false;
+  }
+  if (!IsForCallers(command)) return true;
+  const std::string categories = command.categories;
+  return SetCategories(created, has_category ? categories + ' ' + kCategory : categories);
 }
 
 std::string Grammar(const Arg* args, const char* between);
@@ -217,14 +228,15 @@ std::string Grammar(const Arg* args, const char* between) {
 }  // namespace
 
 bool RegisterCommands(RedisModuleCtx* ctx) {
+  const bool has_category = AddCategory(ctx, kCategory);
   return std::all_of(std::begin(kCommands), std::end(kCommands),
-                     [ctx](const Command& command) { return Register(ctx, command); });
+                     [&](const Command& command) { return Register(ctx, command, has_category); });
 }
 
 std::vector<std::string> HelpLines() {
   std::vector<std::string> lines;
   for (const Command& command : kCommands) {
-    if (!command.for_callers) continue;
+    if (!IsForCallers(command)) continue;
     const std::string args = Grammar(command.info.args, " ");
     lines.push_back(args.empty() ? command.name : std::string(command.name) + ' ' + args);
     lines.push_back(std::string("    ") + command.info.summary);

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "redis/cluster.h"
 #include "redis/effects.h"
 #include "redis/lock_type.h"
 #include "redis/server_sessions.h"
@@ -75,14 +76,16 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
   ServerTokens& tokens = Tokens();
   Waiters& waiters = TheWaiters();
   ServerSessions& sessions = TheSessions();
-  const bool owes =
-      !tokens.issuing() || tokens.has_untold_floor() || !Tampered().empty() || sessions.has_debts();
+  const bool owes = !tokens.issuing() || tokens.has_untold_floor() || !Tampered().empty() ||
+                    sessions.has_debts() || OwesReading();
   const Instant due = waiters.NextDue();
   if (!owes && due == kMaxInstant) return;
 
   const FineInstant now = WallNow();
   Instant next = ToInstant(now);
   waiters.TimeOut(next);
+  waiters.LookAtSlots(ctx, next);
+  TellReading(ctx, now);
   if (owes || due <= now) {
     if (MayWrite(ctx)) {
       tokens.Issuing(now);

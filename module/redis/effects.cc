@@ -241,6 +241,13 @@ const char* TextFor(Outcome outcome) {
   }
 }
 
+std::string MovedText(Slot slot, const ClusterNode& node, std::string_view endpoint_type) {
+  std::string host = node.ip;
+  if (endpoint_type == "hostname") host = node.hostname.empty() ? "?" : node.hostname;
+  if (endpoint_type == "unknown-endpoint") host.clear();
+  return "MOVED " + std::to_string(slot) + ' ' + host + ':' + node.port;
+}
+
 int ReplyAcquired(RedisModuleCtx* ctx, const Admission& admission) {
   if (admission.granted()) return ReplyToken(ctx, admission.token);
   if (admission.busy()) return RedisModule_ReplyWithNull(ctx);

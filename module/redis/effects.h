@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/cluster.h"
 #include "core/decide.h"
 #include "core/fact.h"
 #include "core/lock.h"
@@ -73,6 +74,11 @@ inline constexpr const char* kNoLongerPermittedText =
     "NOPERM this user may no longer acquire the lock it waited for";
 inline constexpr const char* kNotNowText =
     "TRYAGAIN the server does not take a write to this key now";
+// Where the slot is now, worded as the server itself words it: clients follow it.
+// `endpoint_type`: the server's setting cluster-preferred-endpoint-type.
+std::string MovedText(Slot slot, const ClusterNode& node, std::string_view endpoint_type);
+inline constexpr const char* kClusterDownText = "CLUSTERDOWN The cluster is down";
+inline constexpr const char* kSlotUnservedText = "CLUSTERDOWN Hash slot not served";
 inline constexpr const char* kSupersededText =
     "UNBLOCKED a newer call of the same owner took over this place in the line";
 

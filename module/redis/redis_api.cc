@@ -3,18 +3,44 @@
 
 #include <algorithm>
 #include <ctime>
+#include <iterator>
+#include <utility>
 
 namespace turnstile {
 namespace {
 
-// Redis 7.2 and later.
+// Calls that not every server has. Null where it has not.
 long long (*server_microseconds)() = nullptr;
+int (*add_acl_category)(RedisModuleCtx*, const char*) = nullptr;
+int (*set_command_acl_categories)(RedisModuleCommand*, const char*) = nullptr;
+int (*must_obey_client)(RedisModuleCtx*) = nullptr;
 
-bool IsValkey() {
-  void* unused = nullptr;
-  return RedisModule_GetApi("ValkeyModule_CreateCommand", static_cast<void*>(&unused)) ==
-         REDISMODULE_OK;
+template <typename Function>
+void Find(const char* name, Function& function) {
+  RedisModule_GetApi(name, static_cast<void*>(&function));
 }
+
+constexpr int Version(int major, int minor) { return major << 16 | minor << 8; }
+
+constexpr std::string_view kRedis = "Redis";
+constexpr std::string_view kValkey = "Valkey";
+constexpr std::string_view kRedict = "Redict";
+
+// The oldest version of each that has every call we need.
+constexpr std::pair<std::string_view, int> kOldest[] = {
+    {kRedis, Version(7, 0)}, {kValkey, Version(7, 2)}, {kRedict, Version(7, 3)}};
+
+// docs/operations.md tells the same.
+struct TestedEngine {
+  std::string_view name;
+  int from;
+  int before;
+};
+constexpr TestedEngine kTested[] = {
+    {kRedis, Version(7, 0), Version(7, 1)},  {kRedis, Version(8, 0), Version(8, 1)},
+    {kValkey, Version(8, 0), Version(8, 2)}, {kValkey, Version(9, 0), Version(10, 0)},
+    {kRedict, Version(7, 3), Version(7, 4)},
+};
 
 }  // namespace
 
@@ -22,14 +48,64 @@ bool InitRedisApi(RedisModuleCtx* ctx, const char* module_name, int module_versi
   if (RedisModule_Init(ctx, module_name, module_version, REDISMODULE_APIVER_1) != REDISMODULE_OK) {
     return false;
   }
-  RedisModule_GetApi("RedisModule_Microseconds", static_cast<void*>(&server_microseconds));
+  Find("RedisModule_Microseconds", server_microseconds);
+  Find("RedisModule_AddACLCategory", add_acl_category);
+  Find("RedisModule_SetCommandACLCategories", set_command_acl_categories);
+  Find("RedisModule_MustObeyClient", must_obey_client);
   return true;
 }
 
-std::string EngineName() {
-  const auto version = static_cast<unsigned>(RedisModule_GetServerVersion());
-  return std::string(IsValkey() ? "Valkey " : "Redis ") + std::to_string(version >> 16) + '.' +
-         std::to_string(version >> 8 & 0xff) + '.' + std::to_string(version & 0xff);
+Engine FindEngine(RedisModuleCtx* ctx) {
+  Engine engine{.name = std::string(kRedis)};
+  if (RedisModule_GetServerVersion == nullptr || RedisModule_GetServerInfo == nullptr) {
+    return engine;
+  }
+  engine.version = RedisModule_GetServerVersion();
+  RedisModuleServerInfoData* info = RedisModule_GetServerInfo(ctx, "server");
+  const auto field = [info](const char* name) {
+    return RedisModule_ServerInfoGetFieldC(info, name);
+  };
+  if (field("valkey_version") != nullptr) {
+    engine.name = kValkey;
+  } else if (field("redict_version") != nullptr) {
+    engine.name = kRedict;
+  } else if (const char* name = field("server_name"); name != nullptr) {
+    engine.name = name;
+  }
+  RedisModule_FreeServerInfo(ctx, info);
+  return engine;
+}
+
+std::string Engine::Describe() const {
+  if (version == 0) return name + " older than 6.2";
+  const auto number = static_cast<unsigned>(version);
+  return name + ' ' + std::to_string(number >> 16) + '.' + std::to_string(number >> 8 & 0xff) +
+         '.' + std::to_string(number & 0xff);
+}
+
+bool Engine::IsKnown() const {
+  return std::any_of(std::begin(kOldest), std::end(kOldest), [this](const auto& oldest) {
+    return name == oldest.first && version >= oldest.second;
+  });
+}
+
+bool Engine::IsTested() const {
+  return std::any_of(std::begin(kTested), std::end(kTested), [this](const TestedEngine& tested) {
+    return name == tested.name && version >= tested.from && version < tested.before;
+  });
+}
+
+bool MovesSlotsAtomically(const Engine& engine) {
+  return engine.name == kValkey && engine.version >= Version(9, 0);
+}
+
+bool AddCategory(RedisModuleCtx* ctx, const char* name) {
+  return add_acl_category != nullptr && add_acl_category(ctx, name) == REDISMODULE_OK;
+}
+
+bool SetCategories(RedisModuleCommand* command, const std::string& categories) {
+  return set_command_acl_categories == nullptr ||
+         set_command_acl_categories(command, categories.c_str()) == REDISMODULE_OK;
 }
 
 FineInstant WallNow() {
@@ -48,6 +124,8 @@ FineInstant WallNow() {
 Source SourceOf(RedisModuleCtx* ctx) {
   const int flags = RedisModule_GetContextFlags(ctx);
   if ((flags & REDISMODULE_CTX_FLAGS_REPLICATED) != 0) return Source::kObeyed;
+  // The node from which a slot is moved here in one step: it knows what it decided.
+  if (must_obey_client != nullptr && must_obey_client(ctx) != 0) return Source::kObeyed;
   // Only the AOF runs commands while loading; a replica that loads asynchronously (swapdb) serves
   // clients meanwhile, and reads no AOF.
   const int loading = REDISMODULE_CTX_FLAGS_LOADING | REDISMODULE_CTX_FLAGS_ASYNC_LOADING;

@@ -20,14 +20,32 @@
 
 namespace turnstile {
 
-// The oldest server that has every call we need.
-inline constexpr int kOldestServer = 0x00070000;
-
 // Connects to the server's API. Must come first. False: the server refuses or lacks it.
 bool InitRedisApi(RedisModuleCtx* ctx, const char* module_name, int module_version);
 
-// For example "Valkey 8.1.1". The version number alone cannot tell Redis 8 from Valkey 8.
-std::string EngineName();
+// The server that we are in.
+struct Engine {
+  std::string name;  // "Redis", "Valkey", "Redict"; else what it calls itself
+  int version = 0;   // 0x00MMmmpp; 0 if it is too old to tell
+
+  std::string Describe() const;  // for example "Valkey 8.1.1"
+  bool IsKnown() const;          // one of the three, and not older than we need
+  bool IsTested() const;         // the tests of this release ran on it
+};
+// The version number alone cannot tell Redis 8 from Valkey 8.
+Engine FindEngine(RedisModuleCtx* ctx);
+
+// Makes a category of access rights, as in ACL SETUSER … +@name. False: this server lets no module
+// do so (before Redis 7.4 and Valkey 8.0), or the name is taken.
+bool AddCategory(RedisModuleCtx* ctx, const char* name);
+// Puts a command into categories, a list with spaces. Does nothing where no module can (before
+// 7.2): there the command is in none.
+bool SetCategories(RedisModuleCommand* command, const std::string& categories);
+
+// Whether the server moves slots of a cluster in one step, if its modules agree (Valkey 9).
+bool MovesSlotsAtomically(const Engine& engine);
+// What a module has to declare for that.
+inline constexpr int kOptionAtomicSlotMigration = 1 << 5;
 
 // The server's wall clock, but never before 1970. Read once for each request.
 FineInstant WallNow();

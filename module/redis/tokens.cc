@@ -24,6 +24,12 @@ void ServerTokens::TellFloorAgain(FineInstant now) {
   if (issuing_ && clock_.LeadAt(now) > Micros{0}) untold_floor_ = clock_.last();
 }
 
+void ServerTokens::SlotsMayCome(FineInstant now, bool tell) {
+  if (issuing_ && clock_.TakePlace(now, TokenMargin(), nodes_) && tell) {
+    untold_floor_ = clock_.last();
+  }
+}
+
 void ServerTokens::StopIssuing() {
   issuing_ = false;
   untold_floor_.reset();

@@ -27,6 +27,12 @@ class ServerTokens {
   // A token that was granted here, loaded, restored or replicated.
   void Observe(Token token) { clock_.Observe(token); }
 
+  // From now on this server may issue for locks for which another node of the cluster has issued.
+  // `tell`: replicas and the AOF should know, else the next grant tells them.
+  void SlotsMayCome(FineInstant now, bool tell);
+  // Another node tells how far its clock is.
+  void HearFromNode(Token reading, FineInstant now) { nodes_.Observe(reading, now); }
+
   // The server is a replica now: it issues nothing until it is promoted.
   void StopIssuing();
 
@@ -46,6 +52,7 @@ class ServerTokens {
   bool issuing_ = false;
   Instant issuing_since_ = kMinInstant;
   std::optional<Token> untold_floor_;
+  RemoteClock nodes_;
 };
 
 ServerTokens& Tokens();

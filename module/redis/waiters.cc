@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
+#include "redis/cluster.h"
 #include "redis/command_table.h"
 #include "redis/config.h"
 #include "redis/deferred.h"
@@ -49,6 +51,9 @@ struct Waiters::Parked : WaitQueue::Waiter {
 
 namespace {
 
+// Servers do not tell of every slot that goes, nor that the cluster is down.
+constexpr Millis kLookAtSlotsEvery{1000};
+
 // Whether `user` may still acquire the lock, and the server still takes writes to it: what a direct
 // call would be refused for, a deferred grant is refused for too.
 std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString* user_name,
@@ -62,7 +67,9 @@ std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString
 
   // S: as in a script, so min-replicas, disk errors and the role count. M: memory too. E: errors
   // come as replies.
+  errno = 0;
   RedisModuleCallReply* reply = RedisModule_Call(ctx, kProbeCommand, "SMEs", key);
+  const bool not_here = errno == EPERM;
   if (reply == nullptr) return kNotNowText;
   std::optional<std::string> refusal;
   if (RedisModule_CallReplyType(reply) == REDISMODULE_REPLY_ERROR) {
@@ -71,7 +78,10 @@ std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString
     refusal.emplace(text, size);
   }
   RedisModule_FreeCallReply(reply);
-  return refusal;
+  if (!refusal.has_value() || !InCluster()) return refusal;
+  // A call tells only that the key is not served here, or that the cluster is down.
+  auto lost = ClusterView(ctx).WhyLost(SlotOf(ToView(key)));
+  return lost.has_value() ? lost : not_here ? kNotNowText : refusal;
 }
 
 }  // namespace
@@ -184,8 +194,25 @@ void Waiters::OwnerWasTold(LockName lock, Owner owner) {
 
 Instant Waiters::NextDue() const {
   if (!superseded_.empty() || !to_take_back_.empty()) return kMinInstant;
-  if (!held_back_) return queue_.NextDue();
-  return std::min(queue_.NextDue(), Tokens().GraceEnd() + Millis{1});
+  Instant due = queue_.NextDue();
+  if (held_back_) due = std::min(due, Tokens().GraceEnd() + Millis{1});
+  if (InCluster() && !empty()) due = std::min(due, look_at_slots_);
+  return due;
+}
+
+void Waiters::LookAtSlots(RedisModuleCtx* ctx, Instant now) {
+  if (empty() || !InCluster()) return;
+  // One that is too far away was set before the wall clock was set back.
+  if (now < look_at_slots_ && look_at_slots_ <= now + kLookAtSlotsEvery) return;
+  look_at_slots_ = now + kLookAtSlotsEvery;
+  const ClusterView cluster(ctx);
+  std::vector<std::pair<Parked*, std::string>> lost;
+  for (const auto& [client, parked] : parked_) {
+    if (!parked->in_line()) continue;  // its place was taken over
+    auto why = cluster.WhyLost(SlotOf(parked->lock(0).key));
+    if (why.has_value()) lost.emplace_back(parked, std::move(*why));
+  }
+  for (auto& [parked, why] : lost) Send(*parked, std::move(why));
 }
 
 void Waiters::ForgetDebts() {

@@ -68,6 +68,13 @@ class Waiters {
   // Hands over what is free. Only where this server may write.
   void Settle(RedisModuleCtx* ctx, FineInstant now);
 
+  // Answers those who wait for locks that this node of a cluster does not serve any more. Writes
+  // nothing. Has to be called again and again while somebody waits: servers do not tell of every
+  // slot that goes.
+  void LookAtSlots(RedisModuleCtx* ctx, Instant now);
+  // Slots of this node are being given away, or come.
+  void SlotsChanged() { look_at_slots_ = kMinInstant; }
+
   // This server was demoted: what it owes is no longer its business.
   void ForgetDebts();
 
@@ -101,7 +108,8 @@ class Waiters {
   std::vector<RedisModuleBlockedClient*> superseded_;              // their places were taken over
   std::vector<Grant*> in_flight_;                                  // answered, not yet delivered
   std::vector<std::unique_ptr<Grant>> to_take_back_;
-  bool held_back_ = false;  // somebody waits for the end of the grace
+  bool held_back_ = false;               // somebody waits for the end of the grace
+  Instant look_at_slots_ = kMinInstant;  // when the slots have to be looked at again
 };
 
 Waiters& TheWaiters();

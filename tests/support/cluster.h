@@ -1,0 +1,108 @@
+// A cluster of real servers that one test owns.
+//
+//   Cluster cluster({.primaries = 2});
+//   const std::string key = cluster.KeyOn(0);          // a name that node 0 serves
+//   MustAcquire(cluster.client(0), key, "alice");
+//   SlotMove move(cluster, SlotOf(key), 0, 1);
+//   move.Begin();                                      // IMPORTING and MIGRATING
+//   move.MoveKeys();                                   // MIGRATE
+//   move.End();                                        // now node 1 serves the slot
+
+#ifndef TURNSTILE_TESTS_SUPPORT_CLUSTER_H_
+#define TURNSTILE_TESTS_SUPPORT_CLUSTER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "support/client.h"
+#include "support/clock.h"
+#include "support/eventually.h"
+#include "support/reply.h"
+#include "support/server.h"
+
+namespace turnstile::testing {
+
+// Clusters take their time to notice things.
+inline constexpr Milliseconds kClusterPatience{30000};
+
+struct ClusterOptions {
+  size_t primaries = 3;
+  size_t replicas_each = 0;  // replica r of primary p is node primaries * (1 + r) + p
+  std::vector<std::string> args = {};
+  bool own_clocks = false;  // see clock()
+};
+
+class Cluster {
+ public:
+  // Starts the nodes, gives each primary an equal share of the slots, and waits until all nodes
+  // know all and every replica follows.
+  explicit Cluster(const ClusterOptions& options = {});
+
+  size_t size() const { return nodes_.size(); }
+  Server& server(size_t node) { return *nodes_[node]->server; }
+  Client& client(size_t node) { return nodes_[node]->client; }
+  ClockShift& clock(size_t node) { return nodes_[node]->clock; }  // only with own_clocks
+  const std::string& id(size_t node) const { return nodes_[node]->id; }
+  // "127.0.0.1:port"
+  std::string AddressOf(size_t node) const;
+
+  // The slot of a key, as a node says.
+  int64_t SlotOf(std::string_view key);
+  // A key that the node served at the beginning; another one for each call.
+  std::string KeyOn(size_t node);
+
+  // Waits until every running node sees a working cluster in which `node` serves `slot`.
+  void AwaitServed(int64_t slot, size_t node);
+  void AwaitOk();
+  // Connects to a node anew: after its restart, or when it has closed our connection.
+  void Reconnect(size_t node);
+
+ private:
+  struct Node {
+    explicit Node(const ClusterOptions& options);
+
+    ClockShift clock;
+    std::unique_ptr<Server> server;
+    Client client;
+    std::string id;
+  };
+
+  std::vector<std::unique_ptr<Node>> nodes_;
+  size_t primaries_;
+  int64_t names_ = 0;
+};
+
+// How a slot is moved by hand, or by redis-cli --cluster reshard.
+class SlotMove {
+ public:
+  SlotMove(Cluster& cluster, int64_t slot, size_t from, size_t to)
+      : cluster_(cluster), slot_(slot), from_(from), to_(to) {}
+
+  void Begin() const;
+  // Moves keys that are left; returns how many there were.
+  int64_t MoveKeys() const;
+  void End() const;
+  // Gives up: both nodes take the slot for settled where it was.
+  void Abort() const;
+
+  void Whole() const {
+    Begin();
+    while (MoveKeys() > 0) {
+    }
+    End();
+  }
+
+ private:
+  Cluster& cluster_;
+  int64_t slot_;
+  size_t from_;
+  size_t to_;
+};
+
+}  // namespace turnstile::testing
+
+#endif  // TURNSTILE_TESTS_SUPPORT_CLUSTER_H_

@@ -48,7 +48,7 @@ void RemoteClock::Observe(Token reading, FineInstant now) {
 
 Token RemoteClock::AtMost(FineInstant now) const {
   if (reading_ == Token{}) return {};
-  const Micros since = std::max(now - at_, Micros{0}) + kLongestWay;
+  const Micros since = std::max(now - at_, Micros{0}) + kOnTheWay;
   return Token{reading_.value + static_cast<uint64_t>(since.count())};
 }
 

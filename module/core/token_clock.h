@@ -24,10 +24,10 @@ inline constexpr Millis kLargestLeadForMargin = std::chrono::minutes{10};
 // What is known of the clocks of other servers: the furthest reading that came from one.
 //
 // Nobody issues more than a token a microsecond, so from a reading one knows at most where that
-// clock is later. What a message takes on its way is allowed for, up to kLongestWay.
+// clock is later. A few tokens may have been issued while the message was on its way, too.
 class RemoteClock {
  public:
-  static constexpr Millis kLongestWay{20};
+  static constexpr Millis kOnTheWay{5};
 
   void Observe(Token reading, FineInstant now);
   // What the others have issued by now at most; zero if nothing is known.
@@ -78,8 +78,9 @@ Micros LeadOf(Token token, FineInstant now);
 inline constexpr Millis kLargestFloorLead = std::chrono::minutes{10};
 bool MayBeFloor(Token floor, FineInstant now);
 
-// Whether a client may bring this token in, by RESTORE, or another node of a cluster: one that leads the wall clock by more than
-// an hour is taken for forged, because it could push the clock to its end.
+// Whether a client may bring this token in, by RESTORE, or another node of a cluster: one that
+// leads the wall clock by more than an hour is taken for forged, because it could push the clock to
+// its end.
 inline constexpr Millis kLargestRestoredLead = std::chrono::hours{1};
 bool MayBeRestored(Token token, FineInstant now);
 

@@ -30,6 +30,11 @@ void ServerTokens::SlotsMayCome(FineInstant now, bool tell) {
   }
 }
 
+void ServerTokens::HearFromNode(Token reading, FineInstant now) {
+  nodes_.Observe(reading, now);
+  if (issuing_) clock_.Observe(nodes_.AtMost(now));
+}
+
 void ServerTokens::StopIssuing() {
   issuing_ = false;
   untold_floor_.reset();

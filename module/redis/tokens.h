@@ -30,8 +30,8 @@ class ServerTokens {
   // From now on this server may issue for locks for which another node of the cluster has issued.
   // `tell`: replicas and the AOF should know, else the next grant tells them.
   void SlotsMayCome(FineInstant now, bool tell);
-  // Another node tells how far its clock is.
-  void HearFromNode(Token reading, FineInstant now) { nodes_.Observe(reading, now); }
+  // Another node tells how far its clock is. A slot of it may be here already.
+  void HearFromNode(Token reading, FineInstant now);
 
   // The server is a replica now: it issues nothing until it is promoted.
   void StopIssuing();

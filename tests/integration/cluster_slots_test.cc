@@ -260,6 +260,7 @@ TEST_F(SlotTokenTest, RiseThereAndBackAgain) {
   for (int round = 0; round < 10; round++) {
     for (const size_t from : {size_t{0}, size_t{1}}) {
       SlotMove(cluster_, slot_, from, 1 - from).Whole();
+      cluster_.AwaitOk();
       const int64_t next = Token(cluster_.client(1 - from));
       EXPECT_GT(next, last);
       last = next;

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
+#include <sstream>
 
 #include "support/lock_test.h"
 
@@ -23,6 +25,25 @@ std::vector<std::string> NodeArgs(const std::vector<std::string>& args) {
 
 bool HasField(Client& client, const std::string& field) {
   return client.Do("CLUSTER", "INFO").text.find(field + "\r\n") != std::string::npos;
+}
+
+// For each primary that serves slots, its id, its epoch and those slots.
+std::set<std::string> WhoServesWhat(Client& client) {
+  std::set<std::string> view;
+  std::istringstream lines(client.Do("CLUSTER", "NODES").text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string id;
+    std::string skipped;
+    std::string epoch;
+    words >> id >> skipped >> skipped >> skipped >> skipped >> skipped >> epoch >> skipped;
+    std::string slots;
+    for (std::string range; words >> range;) {
+      if (!range.starts_with('[')) slots += " " + range;
+    }
+    if (!slots.empty()) view.insert(id + " " + epoch + slots);
+  }
+  return view;
 }
 
 }  // namespace
@@ -83,34 +104,21 @@ std::string Cluster::KeyOn(size_t node) {
   }
 }
 
-void Cluster::AwaitServed(int64_t slot, size_t node) {
-  for (auto& other : nodes_) {
-    if (!other->server->running()) continue;
-    EXPECT_TRUE(Eventually(
-        [&] {
-          const std::vector<Reply> ranges = other->client.Do("CLUSTER", "SLOTS").elements;
-          return std::any_of(ranges.begin(), ranges.end(), [&](const Reply& range) {
-            return range.elements[0].integer <= slot && slot <= range.elements[1].integer &&
-                   range.elements[2].elements[2].text == id(node);
-          });
-        },
-        kClusterPatience))
-        << other->client.Do("CLUSTER", "NODES");
-  }
-  AwaitOk();
-}
-
 void Cluster::AwaitOk() {
-  for (auto& node : nodes_) {
-    if (!node->server->running()) continue;
-    EXPECT_TRUE(Eventually(
-        [&] {
-          return HasField(node->client, "cluster_state:ok") &&
-                 HasField(node->client, "cluster_slots_assigned:16384");
-        },
-        kClusterPatience))
-        << node->client.Do("CLUSTER", "NODES");
-  }
+  EXPECT_TRUE(Eventually(
+      [&] {
+        std::set<std::set<std::string>> views;
+        for (auto& node : nodes_) {
+          if (!node->server->running()) continue;
+          if (!HasField(node->client, "cluster_state:ok") ||
+              !HasField(node->client, "cluster_slots_assigned:16384")) {
+            return false;
+          }
+          views.insert(WhoServesWhat(node->client));
+        }
+        return views.size() == 1;
+      },
+      kClusterPatience));
 }
 
 void Cluster::Reconnect(size_t node) { nodes_[node]->client = server(node).Connect(); }

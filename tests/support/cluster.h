@@ -55,8 +55,7 @@ class Cluster {
   // A key that the node served at the beginning; another one for each call.
   std::string KeyOn(size_t node);
 
-  // Waits until every running node sees a working cluster in which `node` serves `slot`.
-  void AwaitServed(int64_t slot, size_t node);
+  // Waits until every running node sees a working cluster, and all see the same.
   void AwaitOk();
   // Connects to a node anew: after its restart, or when it has closed our connection.
   void Reconnect(size_t node);

@@ -96,12 +96,21 @@ void OnReading(RedisModuleCtx* /*ctx*/, const char* /*sender*/, uint8_t /*type*/
 // Valkey 9's atomic slot migration.
 constexpr RedisModuleEvent kSlotMigration{.id = 19, .dataver = 1};
 constexpr uint64_t kExportStarted = 1;
+constexpr uint64_t kExportAborted = 3;
 constexpr uint64_t kImportCompleted = 4;
+constexpr uint64_t kExportCompleted = 5;
+
+int exports = 0;  // that are going on
 
 void OnSlotMigration(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t moment,
                      void* /*data*/) {
   if (moment == kImportCompleted) SlotsCome();
-  if (moment == kExportStarted) owes_reading = true;
+  if (moment == kExportStarted) {
+    owes_reading = true;
+    ++exports;
+  } else if (moment == kExportAborted || moment == kExportCompleted) {
+    --exports;
+  }
   TheWaiters().SlotsChanged();
 }
 
@@ -119,6 +128,8 @@ bool RegisterCluster(RedisModuleCtx* ctx, const Engine& engine) {
 }
 
 bool InCluster() { return in_cluster; }
+
+bool ExportsSlots() { return exports > 0; }
 
 bool OwesReading() { return owes_reading; }
 

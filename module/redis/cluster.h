@@ -28,6 +28,10 @@ bool RegisterCluster(RedisModuleCtx* ctx, const Engine& engine);
 
 bool InCluster();
 
+// Whether Valkey is moving slots away in one step. It gives up if meanwhile something is replicated
+// that belongs to no slot.
+bool ExportsSlots();
+
 // Whether the other nodes have to be told how far our token clock is, and tells them.
 bool OwesReading();
 void TellReading(RedisModuleCtx* ctx, FineInstant now);

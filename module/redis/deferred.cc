@@ -89,7 +89,9 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
   if (owes || due <= now) {
     if (MayWrite(ctx)) {
       tokens.Issuing(now);
-      if (const auto floor = tokens.TakeUntoldFloor(); floor.has_value()) TellFloor(ctx, *floor);
+      if (!ExportsSlots()) {
+        if (const auto floor = tokens.TakeUntoldFloor(); floor.has_value()) TellFloor(ctx, *floor);
+      }
       for (const KeyName& tampered : std::exchange(Tampered(), {})) {
         SetBack(ctx, tampered, ToInstant(now));
       }

@@ -27,7 +27,7 @@ bool HasField(Client& client, const std::string& field) {
   return client.Do("CLUSTER", "INFO").text.find(field + "\r\n") != std::string::npos;
 }
 
-// For each primary that serves slots, its id, its epoch and those slots.
+// For each node its id, its primary if it has one, its epoch, and the slots that it serves.
 std::set<std::string> WhoServesWhat(Client& client) {
   std::set<std::string> view;
   std::istringstream lines(client.Do("CLUSTER", "NODES").text);
@@ -35,13 +35,15 @@ std::set<std::string> WhoServesWhat(Client& client) {
     std::istringstream words(line);
     std::string id;
     std::string skipped;
+    std::string primary;
     std::string epoch;
-    words >> id >> skipped >> skipped >> skipped >> skipped >> skipped >> epoch >> skipped;
-    std::string slots;
+    words >> id >> skipped >> skipped >> primary >> skipped >> skipped >> epoch >> skipped;
+    std::string node = id + " " + primary;
+    node += " " + epoch;
     for (std::string range; words >> range;) {
-      if (!range.starts_with('[')) slots += " " + range;
+      if (!range.starts_with('[')) node += " " + range;
     }
-    if (!slots.empty()) view.insert(id + " " + epoch + slots);
+    view.insert(std::move(node));
   }
   return view;
 }

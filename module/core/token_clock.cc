@@ -36,20 +36,22 @@ bool TokenClock::TakePlace(FineInstant now, Millis margin, const RemoteClock& re
   return last_ > before;
 }
 
-Token TokenClock::Reading(FineInstant now) const {
-  return std::min(std::max(last_, Token{WallReading(now)}), kMaxToken);
+ClockReading TokenClock::Read(FineInstant now) const {
+  return {.last = last_, .wall = std::min(Token{WallReading(now)}, kMaxToken)};
 }
 
-void RemoteClock::Observe(Token reading, FineInstant now) {
-  if (reading < AtMost(now)) return;
-  reading_ = std::min(reading, kMaxToken);
+void RemoteClock::Observe(ClockReading reading, FineInstant now) {
+  if (std::max(reading.last, reading.wall) < AtMost(now)) return;
+  reading_ = reading;
   at_ = now;
 }
 
 Token RemoteClock::AtMost(FineInstant now) const {
-  if (reading_ == Token{}) return {};
-  const Micros since = std::max(now - at_, Micros{0}) + kOnTheWay;
-  return Token{reading_.value + static_cast<uint64_t>(since.count())};
+  const Micros since = now > at_ ? now - at_ : Micros{0};
+  if (reading_.wall == Token{} || since > kForgottenAfter) return {};
+  const auto gone = static_cast<uint64_t>(since.count());
+  const auto on_the_way = static_cast<uint64_t>(Micros{kOnTheWay}.count());
+  return Token{std::max(reading_.last.value + gone / 2, reading_.wall.value + gone) + on_the_way};
 }
 
 Micros TokenClock::LeadAt(FineInstant now) const { return LeadOf(last_, now); }

@@ -21,20 +21,28 @@ namespace turnstile {
 // restart in a loop must not run away from the wall clock.
 inline constexpr Millis kLargestLeadForMargin = std::chrono::minutes{10};
 
-// What is known of the clocks of other servers: the furthest reading that came from one.
-//
-// Nobody issues more than a token a microsecond, so from a reading one knows at most where that
-// clock is later. A few tokens may have been issued while the message was on its way, too.
+// What another server tells of its clock: the last token, and its wall clock in microseconds.
+struct ClockReading {
+  Token last;
+  Token wall;
+};
+
+// What is known of the clocks of other servers: the furthest reading that came from one. From that
+// one knows where that clock is later, at most: its wall clock goes on as ours does, and nobody
+// issues more than a token in two microseconds, so that a lead over the wall clock melts away. A
+// few tokens may have been issued while the message was on its way. A reading that is old is
+// forgotten: a wall clock that was wrong then may be right now.
 class RemoteClock {
  public:
   static constexpr Millis kOnTheWay{5};
+  static constexpr Millis kForgottenAfter = std::chrono::minutes{10};
 
-  void Observe(Token reading, FineInstant now);
+  void Observe(ClockReading reading, FineInstant now);
   // What the others have issued by now at most; zero if nothing is known.
   Token AtMost(FineInstant now) const;
 
  private:
-  Token reading_;
+  ClockReading reading_;
   FineInstant at_{};
 };
 
@@ -58,8 +66,8 @@ class TokenClock {
   // Returns whether that raised the clock.
   bool TakePlace(FineInstant now, Millis margin, const RemoteClock& remote);
 
-  // At most this has been issued by now.
-  Token Reading(FineInstant now) const;
+  // For other servers.
+  ClockReading Read(FineInstant now) const;
 
   // The highest token issued or seen; zero if none.
   Token last() const { return last_; }

@@ -1,5 +1,6 @@
 #include "redis/cluster.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/fact.h"
@@ -82,15 +83,22 @@ void LookAtCommand(RedisModuleCommandFilterCtx* command) {
   }
 }
 
-// What nodes say to each other.
+// What nodes say to each other: the last token and the wall clock, in decimal digits with a space
+// between.
 constexpr uint8_t kReadingMessage = 1;
 
 void OnReading(RedisModuleCtx* /*ctx*/, const char* /*sender*/, uint8_t /*type*/,
                const unsigned char* payload, uint32_t size) {
   const std::string_view text(reinterpret_cast<const char*>(payload), size);
-  const auto reading = ParseToken(text);
+  const size_t space = std::min(text.find(' '), text.size());
+  const auto last = ParseToken(text.substr(0, space));
+  const auto wall = ParseToken(text.substr(std::min(space + 1, text.size())));
   const FineInstant now = WallNow();
-  if (reading.has_value() && MayBeRestored(*reading, now)) Tokens().HearFromNode(*reading, now);
+  // A clock that leads by more than an hour is broken, and would break ours.
+  if (last.has_value() && wall.has_value() && MayBeRestored(*last, now) &&
+      MayBeRestored(*wall, now)) {
+    Tokens().HearFromNode({.last = *last, .wall = *wall}, now);
+  }
 }
 
 // Valkey 9's atomic slot migration.
@@ -135,9 +143,11 @@ bool OwesReading() { return owes_reading; }
 
 void TellReading(RedisModuleCtx* ctx, FineInstant now) {
   if (!std::exchange(owes_reading, false)) return;
-  const std::string reading = std::to_string(Tokens().clock().Reading(now).value);
-  RedisModule_SendClusterMessage(ctx, /*target=*/nullptr, kReadingMessage, reading.data(),
-                                 static_cast<uint32_t>(reading.size()));
+  const ClockReading reading = Tokens().clock().Read(now);
+  const std::string text =
+      std::to_string(reading.last.value) + ' ' + std::to_string(reading.wall.value);
+  RedisModule_SendClusterMessage(ctx, /*target=*/nullptr, kReadingMessage, text.data(),
+                                 static_cast<uint32_t>(text.size()));
 }
 
 ClusterView::ClusterView(RedisModuleCtx* ctx)

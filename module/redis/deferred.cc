@@ -155,7 +155,28 @@ bool MayTamper(std::string_view event) {
          event == "move_to";
 }
 
+// Valkey 8.1 calls us on behalf of the client that runs the command, and leaves that client in the
+// database of the event (valkey-io/valkey pull 4024): after a MOVE in the wrong one. We bring it
+// back. For COPY … DB we cannot: only the one database is known then.
+class MoveRepair {
+ public:
+  MoveRepair(RedisModuleCtx* ctx, std::string_view event) : ctx_(ctx), ends_(event == "move_to") {
+    if (event == "move_from") from_ = RedisModule_GetSelectedDb(ctx);
+  }
+  ~MoveRepair() {
+    if (ends_) RedisModule_SelectDb(ctx_, from_);
+  }
+  MoveRepair(const MoveRepair&) = delete;
+  MoveRepair& operator=(const MoveRepair&) = delete;
+
+ private:
+  static constinit inline int from_ = 0;
+  RedisModuleCtx* ctx_;
+  bool ends_;
+};
+
 int OnKeyEvent(RedisModuleCtx* ctx, int /*type*/, const char* event, RedisModuleString* name) {
+  const MoveRepair repair(ctx, event);
   if (Waiters& waiters = TheWaiters(); !waiters.empty()) waiters.KeyChanged(ctx, name);
   if (!MayTamper(event)) return REDISMODULE_OK;
   if (SourceOf(ctx) != Source::kCaller) return REDISMODULE_OK;

@@ -6,6 +6,8 @@
 #include <iterator>
 #include <utility>
 
+#include "core/request.h"
+
 namespace turnstile {
 namespace {
 
@@ -69,7 +71,8 @@ Engine FindEngine(RedisModuleCtx* ctx) {
     engine.name = kValkey;
   } else if (field("redict_version") != nullptr) {
     engine.name = kRedict;
-  } else if (const char* name = field("server_name"); name != nullptr) {
+  } else if (const char* name = field("server_name");
+             name != nullptr && !IsKeyword(name, "redis")) {
     engine.name = name;
   }
   RedisModule_FreeServerInfo(ctx, info);

@@ -30,7 +30,7 @@ void ServerTokens::SlotsMayCome(FineInstant now, bool tell) {
   }
 }
 
-void ServerTokens::HearFromNode(Token reading, FineInstant now) {
+void ServerTokens::HearFromNode(ClockReading reading, FineInstant now) {
   nodes_.Observe(reading, now);
   if (issuing_) clock_.Observe(nodes_.AtMost(now));
 }

@@ -31,7 +31,7 @@ class ServerTokens {
   // `tell`: replicas and the AOF should know, else the next grant tells them.
   void SlotsMayCome(FineInstant now, bool tell);
   // Another node tells how far its clock is. A slot of it may be here already.
-  void HearFromNode(Token reading, FineInstant now);
+  void HearFromNode(ClockReading reading, FineInstant now);
 
   // The server is a replica now: it issues nothing until it is promoted.
   void StopIssuing();

@@ -243,5 +243,88 @@ TEST(TokenClock, LeadOfAnyToken) {
   EXPECT_TRUE(LeadOf(Token{kNow + 3600 * kSecond + 1}, now) > kLargestRestoredLead);
 }
 
+// --- In a cluster: issuing in another's place --------------------------------------------------
+
+TEST(TokenClock, TakingAPlaceLeadsByTheMarginAndNoMore) {
+  TokenClock clock = ClockAt(kNow);
+  EXPECT_TRUE(clock.TakePlace(At(kNow), kMargin, {}));
+  EXPECT_EQ(clock.last(), Token{kNow + 30 * kSecond});
+  EXPECT_FALSE(clock.TakePlace(At(kNow), kMargin, {}));
+  EXPECT_EQ(clock.last(), Token{kNow + 30 * kSecond});
+  EXPECT_TRUE(clock.TakePlace(At(kNow + 1), kMargin, {}));
+  EXPECT_EQ(clock.LeadAt(At(kNow + 1)), kMargin);
+  // A lead that is larger stays.
+  TokenClock far = ClockAt(kNow + kTenMinutes);
+  EXPECT_FALSE(far.TakePlace(At(kNow), kMargin, {}));
+  EXPECT_EQ(far.last(), Token{kNow + kTenMinutes});
+  EXPECT_FALSE(ClockAt(kLast).TakePlace(At(kLast), kMargin, {}));
+}
+
+TEST(TokenClock, TakingAPlaceIsMoreThanTheOthersHaveIssued) {
+  RemoteClock others;
+  EXPECT_EQ(others.AtMost(At(kNow)), Token{0});
+  others.Observe({.last = Token{kNow + 60 * kSecond}, .wall = Token{kNow + 2 * kSecond}}, At(kNow));
+  TokenClock clock;
+  EXPECT_TRUE(clock.TakePlace(At(kNow), kMargin, others));
+  EXPECT_GT(clock.last(), Token{kNow + 60 * kSecond});
+}
+
+TEST(RemoteClock, GoesOnAtMostAsFastAsAServerCan) {
+  constexpr uint64_t kOnTheWay = 5000;
+  RemoteClock others;
+  others.Observe({.last = Token{kNow + 60 * kSecond}, .wall = Token{kNow + 2 * kSecond}}, At(kNow));
+  EXPECT_EQ(others.AtMost(At(kNow)), Token{kNow + 60 * kSecond + kOnTheWay});
+  EXPECT_EQ(others.AtMost(At(kNow + 10)), Token{kNow + 60 * kSecond + 5 + kOnTheWay});
+  // The lead has melted, and what is left is a wall clock that is ahead of ours.
+  const uint64_t later = kNow + 200 * kSecond;
+  EXPECT_EQ(others.AtMost(At(later)), Token{later + 2 * kSecond + kOnTheWay});
+  // A clock that was set back stands still.
+  EXPECT_EQ(others.AtMost(At(kNow - kSecond)), others.AtMost(At(kNow)));
+  EXPECT_EQ(others.AtMost(kBigBang), others.AtMost(At(kNow)));
+}
+
+TEST(RemoteClock, KeepsTheFurthestAndForgets) {
+  RemoteClock others;
+  others.Observe({.last = Token{kNow + 60 * kSecond}, .wall = Token{kNow}}, At(kNow));
+  const Token furthest = others.AtMost(At(kNow));
+  others.Observe({.last = Token{kNow + 50 * kSecond}, .wall = Token{kNow}}, At(kNow));
+  EXPECT_EQ(others.AtMost(At(kNow)), furthest);
+  others.Observe({.last = Token{kNow + 70 * kSecond}, .wall = Token{kNow}}, At(kNow));
+  EXPECT_GT(others.AtMost(At(kNow)), furthest);
+
+  EXPECT_GT(others.AtMost(At(kNow + kTenMinutes)), Token{kNow});
+  EXPECT_EQ(others.AtMost(At(kNow + kTenMinutes + 1)), Token{0});
+  EXPECT_EQ(others.AtMost(kEndOfTime), Token{0});
+  others.Observe({.last = Token{kNow}, .wall = Token{kNow}}, At(kNow + kTenMinutes + 1));
+  EXPECT_GT(others.AtMost(At(kNow + kTenMinutes + 1)), Token{kNow});
+}
+
+// Two nodes give each other a slot, back and forth, as fast as they can, and each hears the other's
+// reading before it issues. Their wall clocks are apart, by more than the margin.
+TEST(TokenClock, TokensRiseAndTheLeadDoesNotRunAway) {
+  constexpr uint64_t kApart = 45 * kSecond;
+  TokenClock clocks[2];
+  RemoteClock heard[2];
+  uint64_t wall = kNow;
+  uint64_t last = 0;
+  std::mt19937_64 random(7);
+  for (int hop = 0; hop < 100'000; hop++) {
+    const auto from = static_cast<size_t>(hop % 2);
+    const auto to = 1 - from;
+    const auto at = [&](size_t node) { return At(wall + (node == 0 ? kApart : 0)); };
+    heard[to].Observe(clocks[from].Read(at(from)), at(to));
+    wall += random() % 3000;
+    clocks[to].TakePlace(at(to), kMargin, heard[to]);
+    for (uint64_t grants = random() % 20; grants > 0; grants--) {
+      const uint64_t token = Issue(clocks[to], at(to));
+      ASSERT_GT(token, last) << "hop " << hop;
+      last = token;
+      wall += random() % 50;
+    }
+  }
+  // Without melting it would be 100,000 times 5 ms.
+  EXPECT_LT(clocks[1].LeadAt(At(wall)), std::chrono::minutes{10});
+}
+
 }  // namespace
 }  // namespace turnstile

@@ -1,0 +1,197 @@
+// The server that the module is in: which it takes itself to be in, which it refuses, and what it
+// uses where a server has more.
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "support/client.h"
+#include "support/lock_test.h"
+#include "support/reply.h"
+#include "support/server.h"
+
+namespace turnstile::testing {
+namespace {
+
+// --- The server that runs the tests -----------------------------------------------------------
+
+class EngineTest : public SharedServerTest<EngineTest> {
+ protected:
+  // As INFO tells it: Valkey and Redict also tell which Redis they are compatible with.
+  std::string Engine() {
+    for (const auto& [name, field] : {std::pair{"Valkey ", "valkey_version"},
+                                      {"Redict ", "redict_version"},
+                                      {"Redis ", "redis_version"}}) {
+      const std::string version = InfoField(client_, "server", field);
+      if (!version.starts_with("no field")) return name + version;
+    }
+    return "";
+  }
+
+  std::set<std::string> Texts(const Command& command) {
+    const std::vector<std::string> texts = client_.Do(command).Texts();
+    return {texts.begin(), texts.end()};
+  }
+};
+
+TEST_F(EngineTest, IsNamedInTheLog) {
+  const std::string line = "turnstile " TURNSTILE_VERSION " on " + Engine() + "\n";
+  EXPECT_NE(server().Log().find(line), std::string::npos) << line << server().Log();
+}
+
+TEST_F(EngineTest, CommandsAreInCategoriesWhereModulesMayHaveThem) {
+  // Modules may choose categories from 7.2 on, which Redict is, and make one from 7.4 on.
+  const std::string engine = Engine();
+  const bool may_choose = !engine.starts_with("Redis 7.0");
+  const bool may_make = may_choose && !engine.starts_with("Redict 7.3");
+
+  const std::set<std::string> all = {"lock.acquire", "lock.release", "lock.touch",
+                                     "lock.fence",   "lock.info",    "lock.help"};
+  const std::set<std::string> write = {"lock.acquire", "lock.release", "lock.touch", "lock.fence"};
+  EXPECT_EQ(Texts({"ACL", "CAT"}).count("lock"), may_make ? 1U : 0U);
+  const auto ours = [&](const char* category) {
+    std::set<std::string> commands;
+    for (const std::string& command : Texts({"ACL", "CAT", category})) {
+      if (command.starts_with("lock.")) commands.insert(command);
+    }
+    return commands;
+  };
+  if (may_make) {
+    EXPECT_EQ(ours("lock"), all);
+  }
+  const std::set<std::string> none;
+  EXPECT_EQ(ours("write"), may_choose ? write : none);
+  EXPECT_EQ(ours("read"), may_choose ? std::set<std::string>{"lock.info"} : none);
+  EXPECT_EQ(ours("blocking"), may_choose ? std::set<std::string>{"lock.acquire"} : none);
+
+  // What that means for a user.
+  ASSERT_EQ(client_.Do("ACL", "SETUSER", "worker", "on", "nopass", "~*",
+                       may_make ? "+@lock" : "+lock.acquire", may_choose ? "-@read" : "-lock.info"),
+            Reply::Ok());
+  Client worker = server().Connect();
+  ASSERT_EQ(worker.Do("AUTH", "worker", "any"), Reply::Ok());
+  MustAcquire(worker, "job", "alice");
+  EXPECT_TRUE(worker.Do("LOCK.INFO", "job").IsError("NOPERM"));
+}
+
+// Valkey 8.1 forgets to do so by itself.
+TEST_F(EngineTest, MoveLeavesTheClientInItsDatabase) {
+  ASSERT_EQ(client_.Do("SELECT", 3), Reply::Ok());
+  ASSERT_EQ(client_.Do("SET", "thing", "here"), Reply::Ok());
+  ASSERT_EQ(client_.Do("MOVE", "thing", 5), Reply::Int(1));
+  ASSERT_EQ(client_.Do("SET", "next", "still here"), Reply::Ok());
+  EXPECT_EQ(client_.Do("SELECT", 3), Reply::Ok());
+  EXPECT_EQ(client_.Do("GET", "next"), Reply::Str("still here"));
+  EXPECT_EQ(client_.Do("SELECT", 5), Reply::Ok());
+  EXPECT_EQ(client_.Do("GET", "thing"), Reply::Str("here"));
+}
+
+// --- Servers that are refused -----------------------------------------------------------------
+
+// Plays a server, as far as a module looks at one before it decides to stay.
+class FakeServer {
+ public:
+  // `info`: the fields of INFO server. A version of 0: the server cannot be asked for it.
+  FakeServer(int version, std::map<std::string, std::string> info) {
+    version_ = version;
+    info_ = std::move(info);
+    log_.clear();
+  }
+
+  // What the module's OnLoad returns: 0 if it stays.
+  int Load() {
+    const char* given = std::getenv("TURNSTILE_MODULE");
+    void* module = dlopen(given != nullptr ? given : TURNSTILE_MODULE_DEFAULT, RTLD_NOW);
+    if (module == nullptr) {
+      ADD_FAILURE() << dlerror();
+      return -1;
+    }
+    using OnLoad = int(void*, void**, int);
+    auto* on_load = reinterpret_cast<OnLoad*>(dlsym(module, "RedisModule_OnLoad"));
+    // A module finds the function that finds all others where a context begins.
+    void* context[8] = {reinterpret_cast<void*>(&GetApi)};
+    const int result = on_load(static_cast<void*>(context), nullptr, 0);
+    dlclose(module);
+    return result;
+  }
+
+  const std::vector<std::string>& log() const { return log_; }
+
+ private:
+  static int GetApi(const char* name, void* target) {
+    static const std::map<std::string_view, void*> kFunctions = {
+        {"RedisModule_SetModuleAttribs", reinterpret_cast<void*>(&SetModuleAttribs)},
+        {"RedisModule_Alloc", reinterpret_cast<void*>(&std::malloc)},
+        {"RedisModule_Free", reinterpret_cast<void*>(&std::free)},
+        {"RedisModule_Log", reinterpret_cast<void*>(&Log)},
+        {"RedisModule_GetServerVersion", reinterpret_cast<void*>(&GetServerVersion)},
+        {"RedisModule_GetServerInfo", reinterpret_cast<void*>(&GetServerInfo)},
+        {"RedisModule_ServerInfoGetFieldC", reinterpret_cast<void*>(&ServerInfoGetFieldC)},
+        {"RedisModule_FreeServerInfo", reinterpret_cast<void*>(&FreeServerInfo)},
+    };
+    const auto function = kFunctions.find(name);
+    if (function == kFunctions.end()) return 1;
+    if (version_ == 0 && function->first == "RedisModule_GetServerVersion") return 1;
+    *static_cast<void**>(target) = function->second;
+    return 0;
+  }
+
+  static void SetModuleAttribs(void* /*ctx*/, const char* /*name*/, int /*version*/, int /*api*/) {}
+  static void Log(void* /*ctx*/, const char* level, const char* format, ...) {
+    char line[1024];
+    va_list args;
+    va_start(args, format);
+    std::vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    log_.push_back(std::string(level) + ": " + line);
+  }
+  static int GetServerVersion() { return version_; }
+  static void* GetServerInfo(void* /*ctx*/, const char* section) {
+    EXPECT_STREQ(section, "server");
+    return &info_;
+  }
+  static const char* ServerInfoGetFieldC(void* info, const char* field) {
+    const auto& fields = *static_cast<std::map<std::string, std::string>*>(info);
+    const auto found = fields.find(field);
+    return found == fields.end() ? nullptr : found->second.c_str();
+  }
+  static void FreeServerInfo(void* /*ctx*/, void* /*info*/) {}
+
+  static inline int version_ = 0;
+  static inline std::map<std::string, std::string> info_;
+  static inline std::vector<std::string> log_;
+};
+
+std::vector<std::string> RefusalOf(const std::string& engine) {
+  return {"warning: turnstile " TURNSTILE_VERSION
+          " cannot be loaded: it needs Redis 7.0, Valkey 7.2, Redict 7.3 or later, and this is " +
+          engine};
+}
+
+TEST(RefusedEngineTest, TooOld) {
+  FakeServer redis(0x00060214, {{"redis_version", "6.2.20"}});
+  EXPECT_EQ(redis.Load(), 1);
+  EXPECT_EQ(redis.log(), RefusalOf("Redis 6.2.20"));
+
+  FakeServer ancient(0, {});
+  EXPECT_EQ(ancient.Load(), 1);
+  EXPECT_EQ(ancient.log(), RefusalOf("Redis older than 6.2"));
+}
+
+TEST(RefusedEngineTest, Unknown) {
+  FakeServer unknown(0x00090000, {{"redis_version", "7.4.0"}, {"server_name", "lookalike"}});
+  EXPECT_EQ(unknown.Load(), 1);
+  EXPECT_EQ(unknown.log(), RefusalOf("lookalike 9.0.0"));
+}
+
+}  // namespace
+}  // namespace turnstile::testing

@@ -159,6 +159,7 @@ const std::vector<Way> kWaysToFree = {
     {{{"SINTERSTORE", "job", "none"}}},
     {{{"SORT", "none", "STORE", "job"}}},
     {{{"MULTI"}, {"DEL", "job"}, {"INCR", "n"}, {"EXEC"}}},
+    {{{"MULTI"}, {"MOVE", "job", "5"}, {"INCR", "n"}, {"EXEC"}}},
     {{{"EVAL", "return redis.call('DEL', KEYS[1])", "1", "job"}}, kDeleted},
     {{{"EVAL", "return redis.call('LOCK.RELEASE', KEYS[1], 'alice')", "1", "job"}},
      {{"LOCK.RELEASE", "job", "alice"}}},

@@ -10,12 +10,6 @@ namespace {
 // Redis 7.2 and later.
 long long (*server_microseconds)() = nullptr;
 
-bool IsValkey() {
-  void* unused = nullptr;
-  return RedisModule_GetApi("ValkeyModule_CreateCommand", static_cast<void*>(&unused)) ==
-         REDISMODULE_OK;
-}
-
 }  // namespace
 
 bool InitRedisApi(RedisModuleCtx* ctx, const char* module_name, int module_version) {
@@ -27,9 +21,18 @@ bool InitRedisApi(RedisModuleCtx* ctx, const char* module_name, int module_versi
 }
 
 std::string EngineName() {
+  // Those that descend from Redis have each call under their own name too.
+  std::string name = "Redis";
+  for (const char* descendant : {"Valkey", "Redict"}) {
+    const std::string call = std::string(descendant) + "Module_GetServerVersion";
+    void* unused = nullptr;
+    if (RedisModule_GetApi(call.c_str(), static_cast<void*>(&unused)) == REDISMODULE_OK) {
+      name = descendant;
+    }
+  }
   const auto version = static_cast<unsigned>(RedisModule_GetServerVersion());
-  return std::string(IsValkey() ? "Valkey " : "Redis ") + std::to_string(version >> 16) + '.' +
-         std::to_string(version >> 8 & 0xff) + '.' + std::to_string(version & 0xff);
+  return name + ' ' + std::to_string(version >> 16) + '.' + std::to_string(version >> 8 & 0xff) +
+         '.' + std::to_string(version & 0xff);
 }
 
 FineInstant WallNow() {

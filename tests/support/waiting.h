@@ -250,6 +250,13 @@ inline Commands InPasses(const std::vector<Commands>& passes) {
   return commands;
 }
 
+// The first millisecond in which somebody else can have a lock that was held until `end`. A hold
+// lives through its last millisecond; but the active expiry of Redis 8 may remove a key as soon as
+// that begins.
+inline int64_t FirstFree(Client& client, int64_t end) {
+  return InfoField(client, "server", "redis_version").starts_with("8.") ? end : end + 1;
+}
+
 // A script that runs for so long, at least.
 inline Command BusyScript(int64_t ms) {
   return {"EVAL", std::string(kLuaNow) + " local stop = now() + ARGV[1] while now() < stop do end",

@@ -183,7 +183,7 @@ int OnKeyEvent(RedisModuleCtx* ctx, int /*type*/, const char* event, RedisModule
   // Opened for change because that, unlike a look, leaves the server's hit counters alone.
   const LockKey key(ctx, name, LockKey::Access::kChange);
   if (key.lock() != nullptr) {
-    Tampered().push_back({RedisModule_GetSelectedDb(ctx), std::string(ToView(name))});
+    Tampered().push_back({key.lock_name().db, std::string(ToView(name))});
   }
   return REDISMODULE_OK;
 }

@@ -132,11 +132,14 @@ bool RegisterLockType(RedisModuleCtx* ctx) {
 }
 
 LockKey::LockKey(RedisModuleCtx* ctx, RedisModuleString* name, Access access)
-    : db_(RedisModule_GetSelectedDb(ctx)),
-      name_(name),
+    : name_(name),
       key_(RedisModule_OpenKey(
           ctx, name,
-          access == Access::kLook ? REDISMODULE_READ : REDISMODULE_READ | REDISMODULE_WRITE)) {}
+          access == Access::kLook ? REDISMODULE_READ : REDISMODULE_READ | REDISMODULE_WRITE)),
+      // In a transaction Valkey 9 tells for the selected database the one of the last SELECT, also
+      // in an event of MOVE and after RedisModule_SelectDb. The open key knows better.
+      db_(key_ != nullptr ? RedisModule_GetDbIdFromModuleKey(key_)
+                          : RedisModule_GetSelectedDb(ctx)) {}
 
 LockKey::~LockKey() { Close(); }
 

@@ -28,7 +28,7 @@ class LockKey {
   LockKey(RedisModuleCtx* ctx, RedisModuleString* name, Access access);
   ~LockKey();
   LockKey(LockKey&& other) noexcept
-      : db_(other.db_), name_(other.name_), key_(std::exchange(other.key_, nullptr)) {}
+      : name_(other.name_), key_(std::exchange(other.key_, nullptr)), db_(other.db_) {}
   LockKey(const LockKey&) = delete;
   LockKey& operator=(const LockKey&) = delete;
 
@@ -54,9 +54,9 @@ class LockKey {
   void Close();
 
  private:
-  int db_;
   RedisModuleString* name_;
   RedisModuleKey* key_;
+  int db_;
 };
 
 // The keys of all the locks that a request names, open.

@@ -25,7 +25,7 @@ struct Waiters::Grant {
   Token token;
   std::optional<Hold> upgraded;      // the shared hold that became this one; its owner is `owner`
   std::optional<uint64_t> bound_to;  // what connection that one was bound to
-  bool told = false;                 // by another call
+  bool told = false;                 // by another call, or it is not ours to take back any more
 
   bool IsFor(LockName lock, Owner to) const {
     return db == lock.db && owner == to.bytes &&
@@ -135,7 +135,7 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const AcquireRequest& req
   }
   held_back_ = held_back_ || Tokens().GraceAt(moment) == Grace::kOn;
   for (WaitQueue::Waiter* older : olders) {
-    superseded_.push_back(static_cast<Parked*>(older)->client);
+    superseded_.push_back(static_cast<Parked*>(older));
     if (older->in_line()) queue_.Leave(*older);
   }
   Parked* waits = parked.release();  // OnFree ends it
@@ -176,9 +176,9 @@ void Waiters::LookAgain(LockName lock, const Place& place, Instant now) {
 }
 
 void Waiters::KeyChanged(RedisModuleCtx* ctx, RedisModuleString* name) {
-  const LockName lock{RedisModule_GetSelectedDb(ctx), ToView(name)};
-  if (Find(lock) == nullptr) return;
   const LockKey key(ctx, name, LockKey::Access::kChange);
+  const LockName lock = key.lock_name();
+  if (Find(lock) == nullptr) return;
   queue_.ClearHolders(lock);
   LookAtHolders(lock, key.place(), ToInstant(WallNow()));
 }
@@ -217,6 +217,8 @@ void Waiters::LookAtSlots(RedisModuleCtx* ctx, Instant now) {
 
 void Waiters::ForgetDebts() {
   to_take_back_.clear();
+  // Whether these arrive shows only later, when it may be the primary again.
+  for (Grant* grant : in_flight_) grant->told = true;
   held_back_ = false;
 }
 
@@ -228,6 +230,7 @@ Waiters::Parked* Waiters::FindParked(RedisModuleBlockedClient* client) {
 // Ends the wait. From here on only OnReply and OnFree will see `parked`.
 void Waiters::LetGo(Parked& parked) {
   if (parked.in_line()) queue_.Leave(parked);
+  std::erase(superseded_, &parked);  // if something else ends it first
   parked_.erase(parked.client);
   if (parked_.empty()) parked_ = decltype(parked_)();  // the empty table may be large
   RedisModule_UnblockClient(parked.client, &parked);
@@ -239,10 +242,8 @@ void Waiters::Send(Parked& parked, Answer answer) {
 }
 
 void Waiters::TimeOut(Instant now) {
-  for (RedisModuleBlockedClient* client : std::exchange(superseded_, {})) {
-    if (Parked* parked = FindParked(client); parked != nullptr) {
-      Send(*parked, std::string(kSupersededText));
-    }
+  for (Parked* parked : std::exchange(superseded_, {})) {
+    Send(*parked, std::string(kSupersededText));
   }
   while (WaitQueue::Waiter* waiter = queue_.FirstTimedOut(now)) {
     Send(*static_cast<Parked*>(waiter), std::monostate{});

@@ -105,7 +105,7 @@ class Waiters {
 
   WaitQueue queue_;
   std::unordered_map<RedisModuleBlockedClient*, Parked*> parked_;  // not answered yet
-  std::vector<RedisModuleBlockedClient*> superseded_;              // their places were taken over
+  std::vector<Parked*> superseded_;                                // their places were taken over
   std::vector<Grant*> in_flight_;                                  // answered, not yet delivered
   std::vector<std::unique_ptr<Grant>> to_take_back_;
   bool held_back_ = false;               // somebody waits for the end of the grace

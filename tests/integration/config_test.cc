@@ -51,8 +51,15 @@ int64_t InfoNumber(Client& client, const std::string& section, const std::string
 // What the server says of the module in MODULE LIST.
 Reply ModuleEntry(Client& client) {
   const Reply modules = client.Do("MODULE", "LIST");
-  EXPECT_EQ(modules.elements.size(), 1U) << modules;
-  return modules.elements.empty() ? Reply::Nil() : modules.elements[0];
+  Reply entry;
+  int entries = 0;
+  for (const Reply& module : modules.elements) {  // Some servers come with modules of their own.
+    if (module.Field("name") != Reply::Str("turnstile")) continue;
+    entry = module;
+    ++entries;
+  }
+  EXPECT_EQ(entries, 1) << modules;
+  return entry;
 }
 
 // The version of the project, as CMakeLists.txt has it.
@@ -155,10 +162,18 @@ TEST_F(ConfigTest, OneLineInTheLogAndTheVersion) {
   const Version version = ProjectVersion();
   const std::vector<std::string> lines = LinesWith(server().Log(), "<turnstile>");
   ASSERT_EQ(lines.size(), 1U) << server().Log();
-  std::smatch engine;
+  // Valkey and Redict tell a redis_version too: of the Redis that they are compatible with.
   const std::string info = Do({"INFO", "server"}).text;
-  ASSERT_TRUE(std::regex_search(info, engine, std::regex("redis_version:([0-9.]+)")));
-  const std::string expected = "turnstile " + version.text + " on Redis " + engine.str(1);
+  std::string engine;
+  for (const auto& [name, field] : {std::pair("Redis", "redis_version"),
+                                    {"Redict", "redict_version"},
+                                    {"Valkey", "valkey_version"}}) {
+    std::smatch match;
+    if (std::regex_search(info, match, std::regex("\n" + std::string(field) + ":([0-9.]+)"))) {
+      engine = name + (" " + match.str(1));
+    }
+  }
+  const std::string expected = "turnstile " + version.text + " on " + engine;
   EXPECT_TRUE(lines[0].ends_with(expected)) << lines[0] << "\ninstead of " << expected;
 
   const Reply entry = ModuleEntry(client_);
@@ -223,7 +238,7 @@ TEST_F(ConfigTest, InfoTurnstile) {
 TEST_F(ConfigTest, LocksAreSmallAndCounted) {
   MustAcquire(client_, "job", "a");
   const int64_t small = Do({"MEMORY", "USAGE", "job"}).integer;
-  EXPECT_GT(small, 32) << "three numbers and an owner";
+  EXPECT_GE(small, 3 * 8 + 1) << "three numbers and an owner";
   EXPECT_LE(small, 200);
   MustAcquire(client_, "log", std::string(256, 'a'));
   const int64_t large = Do({"MEMORY", "USAGE", "log"}).integer;

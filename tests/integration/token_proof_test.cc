@@ -59,7 +59,7 @@ TEST(ClockShiftTest, MovesTheWallClockOfOneServerWhileItRuns) {
   };
   expect_ahead(0);
   for (const int64_t ms : {int64_t{1}, int64_t{-1}, int64_t{3'600'000}, int64_t{-86'400'999}}) {
-    clock.Set(Milliseconds{ms});
+    clock.Set(Milliseconds{ms}, client);
     expect_ahead(ms);
   }
   server.Kill9();
@@ -69,7 +69,7 @@ TEST(ClockShiftTest, MovesTheWallClockOfOneServerWhileItRuns) {
 
   // Leases follow it too.
   EXPECT_EQ(client.Do("SET", "key", "value", "EX", 3600), Reply::Ok());
-  clock.Set(seconds{-86'400 + 3601});
+  clock.Set(seconds{-86'400 + 3601}, client);
   EXPECT_EQ(client.Do("EXISTS", "key"), Reply::Int(0));
 }
 
@@ -196,7 +196,7 @@ TEST_F(TokenProofTest, Eviction) {
   int fillers = 0;
   for (int round = 0; round < kRounds; ++round) {
     TakeTurns(client, 5);
-    clock.Set((round + 1) * seconds{10});  // what was used then is old now
+    clock.Set((round + 1) * seconds{10}, client);  // what was used then is old now
     EXPECT_TRUE(Eventually([&] {
       constexpr int kBatch = 100;
       for (int i = 0; i < kBatch; ++i) client.Send("SET", "f:" + std::to_string(++fillers), value);

@@ -226,11 +226,7 @@ TEST_F(TransactionsTest, ReadOnlyScriptsOnlyLook) {
 
 // As in a transaction: the server's clock stands still in a script, a lease does not.
 TEST_F(TransactionsTest, AScriptThatOutlivesALease) {
-  const Reply results = Eval(R"(
-    local function now()
-      local time = redis.call('TIME')
-      return time[1] * 1000 + time[2] / 1000
-    end
+  const Reply results = Eval(std::string(kLuaNow) + R"(
     local function outlive(lease)
       redis.call('LOCK.ACQUIRE', KEYS[1], 'alice', 'PX', lease)
       local over = now() + lease + 2

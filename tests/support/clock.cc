@@ -9,7 +9,17 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "support/eventually.h"
+
 namespace turnstile::testing {
+namespace {
+
+std::chrono::microseconds TrueTime() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(
+      std::chrono::system_clock::now().time_since_epoch());
+}
+
+}  // namespace
 
 ClockShift::ClockShift() {
   const char* folder = std::getenv("TMPDIR");
@@ -28,8 +38,20 @@ ClockShift::~ClockShift() {
   unlink(path_.c_str());
 }
 
-void ClockShift::Set(std::chrono::microseconds ahead) {
-  if (shift_ != nullptr) std::atomic_ref(*shift_).store(ahead.count(), std::memory_order_relaxed);
+void ClockShift::Set(std::chrono::microseconds ahead, Client& client) {
+  if (shift_ == nullptr) return;
+  std::atomic_ref(*shift_).store(ahead.count(), std::memory_order_relaxed);
+  constexpr std::chrono::microseconds kTolerance{500};
+  EXPECT_TRUE(Eventually([&] {
+    // Between two looks at the true time.
+    const auto before = TrueTime();
+    const std::vector<std::string> time = client.Do("TIME").Texts();
+    const auto after = TrueTime();
+    if (time.size() != 2) return false;
+    const auto seen = std::chrono::seconds{std::stoll(time[0])} +
+                      std::chrono::microseconds{std::stoll(time[1])} - ahead;
+    return before - kTolerance <= seen && seen <= after + kTolerance;
+  })) << "the server does not live by its clock";
 }
 
 std::vector<std::string> ClockShift::environment() const {

@@ -2,7 +2,8 @@
 //
 //   ClockShift clock;
 //   Server server({.environment = clock.environment()});
-//   clock.Set(-std::chrono::seconds{5});  // from now on the server lives five seconds in the past
+//   Client client = server.Connect();
+//   clock.Set(-std::chrono::seconds{5}, client);  // from now on it lives five seconds in the past
 //
 // Only the wall clock moves. What the server measures with its monotonic clock (its event loop, the
 // end of its sleep) goes on undisturbed, and the test's own clocks do too.
@@ -15,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "support/client.h"
+
 namespace turnstile::testing {
 
 class ClockShift {
@@ -24,8 +27,10 @@ class ClockShift {
   ClockShift(const ClockShift&) = delete;
   ClockShift& operator=(const ClockShift&) = delete;
 
-  // How far the server's clock is ahead of the true one (behind it, if negative), at once.
-  void Set(std::chrono::microseconds ahead);
+  // How far the clock of the server behind `client` is ahead of the true one (behind it, if
+  // negative). Returns when the server has seen it: Valkey 9 looks at the wall clock only once a
+  // millisecond and counts the processor's ticks meanwhile.
+  void Set(std::chrono::microseconds ahead, Client& client);
 
   // For ServerOptions. Counts for every life of the server.
   std::vector<std::string> environment() const;

@@ -45,8 +45,10 @@ class Pair {
   // Sets the primary's clock so far ahead of the true time, and the replica's so far ahead of the
   // primary's.
   void SetClocks(std::chrono::microseconds ahead, std::chrono::microseconds skew) {
-    nodes_[primary_].clock.Set(ahead);
-    nodes_[1 - primary_].clock.Set(ahead + skew);
+    Node& primary = nodes_[primary_];
+    Node& replica = nodes_[1 - primary_];
+    primary.clock.Set(ahead, primary.client);
+    replica.clock.Set(ahead + skew, replica.client);
   }
 
   // Returns when the replica has done all that the primary has done until now.

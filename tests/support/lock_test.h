@@ -71,6 +71,17 @@ inline int64_t ServerNow(Client& client) {
   return time.size() == 2 ? std::stoll(time[0]) * 1000 + std::stoll(time[1]) / 1000 : 0;
 }
 
+// Lua: now(), in milliseconds from some moment on, for scripts that let time pass. It runs on at
+// most as fast as the wall clock. (In newer servers TIME stands still in a script; 7.0 has no
+// os.clock.)
+inline constexpr std::string_view kLuaNow = R"(
+  local newer, os = pcall(function() return os end)
+  local function now()
+    if newer then return os.clock() * 1000 end
+    local time = redis.call('TIME')
+    return time[1] * 1000 + time[2] / 1000
+  end)";
+
 // When the server will remove the key, as its wall clock in milliseconds; -1 never, -2 no such key.
 inline int64_t EndOf(Client& client, std::string_view key) {
   return client.Do("PEXPIRETIME", key).integer;

@@ -250,18 +250,16 @@ inline Commands InPasses(const std::vector<Commands>& passes) {
   return commands;
 }
 
-// A script that runs for so long, at least. (In newer servers TIME stands still in a script,
-// and 7.0 has no os.clock.)
+// The first millisecond in which somebody else can have a lock that was held until `end`. A hold
+// lives through its last millisecond; but the active expiry of Redis 8 may remove a key as soon as
+// that begins.
+inline int64_t FirstFree(Client& client, int64_t end) {
+  return InfoField(client, "server", "redis_version").starts_with("8.") ? end : end + 1;
+}
+
+// A script that runs for so long, at least.
 inline Command BusyScript(int64_t ms) {
-  return {"EVAL",
-          "local newer, os = pcall(function() return os end) "
-          "local function now() "
-          "  if newer then return os.clock() * 1000 end "
-          "  local time = redis.call('TIME') "
-          "  return time[1] * 1000 + time[2] / 1000 "
-          "end "
-          "local stop = now() + ARGV[1] "
-          "while now() < stop do end",
+  return {"EVAL", std::string(kLuaNow) + " local stop = now() + ARGV[1] while now() < stop do end",
           "0", std::to_string(ms)};
 }
 

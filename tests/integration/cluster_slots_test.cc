@@ -220,8 +220,8 @@ class SlotTokenTest : public ::testing::Test {
   // As if so much time had passed for all.
   void PassTime(seconds time) {
     passed_ += time;
-    cluster_.clock(0).Set(passed_);
-    cluster_.clock(1).Set(passed_ - kBehind);
+    cluster_.clock(0).Set(passed_, cluster_.client(0));
+    cluster_.clock(1).Set(passed_ - kBehind, cluster_.client(1));
   }
 
   static constexpr seconds kBehind{5};  // the new node's clock, less than the margin of 10 s

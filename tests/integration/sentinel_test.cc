@@ -65,7 +65,7 @@ int64_t Between(Clock::time_point from, Clock::time_point to) {
 // replica is left, and a WAIT for one covers it.
 TEST(SentinelTest, APrimaryDies) {
   SentinelGroup group;
-  Server& old = group.node(0);
+  Server& old = group.primary();
   Client client = old.Connect();
   const std::vector<std::string> standing = HoldOneOfEachKind(client);
   Settle(client, 2);
@@ -140,9 +140,9 @@ TEST(SentinelTest, APrimaryDies) {
   EXPECT_TRUE(fleet.AllAdvance(1));
   fleet.Stop();
   Settle(client, 2);
-  for (size_t at = 0; at < SentinelGroup::kNodes; ++at) {
-    if (&group.node(at) == promoted) continue;
-    Client replica = group.node(at).Connect();
+  for (Server* server : {&old, &group.replicas()[0], &group.replicas()[1]}) {
+    if (server == promoted) continue;
+    Client replica = server->Connect();
     EXPECT_TRUE(replica.Do("LOCK.ACQUIRE", "a", "me", "PX", kMinute).IsError("READONLY"));
     ExpectSame(client, replica);
   }
@@ -165,7 +165,7 @@ TEST(SentinelTest, APrimaryDies) {
 
 TEST(SentinelTest, APrimaryIsCutOffAndComesBack) {
   SentinelGroup group;
-  Server& old = group.node(0);
+  Server& old = group.primary();
   Client client = old.Connect();
   const int64_t stale = MustAcquire(client, "job", "stale");
   const int64_t kept = MustAcquire(client, "kept", "keeper");

@@ -22,11 +22,10 @@ Reply StateOf(const Server& sentinel) { return sentinel.Connect().Do("SENTINEL",
 }  // namespace
 
 SentinelGroup::SentinelGroup()
-    : nodes_{Server(), Server(ReplicaOptions(nodes_[0])), Server(ReplicaOptions(nodes_[0]))},
-      sentinels_{Server(SentinelOptions(nodes_[0])), Server(SentinelOptions(nodes_[0])),
-                 Server(SentinelOptions(nodes_[0]))} {
-  for (const size_t replica : {1U, 2U}) {
-    Client client = nodes_.at(replica).Connect();
+    : replicas_{Server(ReplicaOptions()), Server(ReplicaOptions())},
+      sentinels_{Server(SentinelOptions()), Server(SentinelOptions()), Server(SentinelOptions())} {
+  for (const Server& replica : replicas_) {
+    Client client = replica.Connect();
     AwaitSync(client);
   }
   for (const Server& sentinel : sentinels_) {
@@ -49,13 +48,13 @@ SentinelGroup::SentinelGroup()
   }
 }
 
-ServerOptions SentinelGroup::ReplicaOptions(const Server& primary) {
-  return {.args = {"--replicaof", "127.0.0.1", std::to_string(primary.port())}};
+ServerOptions SentinelGroup::ReplicaOptions() const {
+  return {.args = {"--replicaof", "127.0.0.1", std::to_string(primary_.port())}};
 }
 
-ServerOptions SentinelGroup::SentinelOptions(const Server& primary) {
+ServerOptions SentinelGroup::SentinelOptions() const {
   const std::string name = kName;
-  return {.config = "sentinel monitor " + name + " 127.0.0.1 " + std::to_string(primary.port()) +
+  return {.config = "sentinel monitor " + name + " 127.0.0.1 " + std::to_string(primary_.port()) +
                     " 2\nsentinel down-after-milliseconds " + name +
                     " 60000\nsentinel failover-timeout " + name +
                     " 3000\nsentinel parallel-syncs " + name + " 2\n",
@@ -82,9 +81,9 @@ Server* SentinelGroup::AwaitPromotion() {
       [&] {
         // Sentinels close the connections of a server whose role they change, so each look has one
         // of its own.
-        for (const size_t at : {1U, 2U}) {
-          Client client = nodes_.at(at).Connect();
-          if (RoleOf(client) == "master") promoted = &nodes_.at(at);
+        for (Server& replica : replicas_) {
+          Client client = replica.Connect();
+          if (RoleOf(client) == "master") promoted = &replica;
         }
         return promoted != nullptr;
       },

@@ -2,7 +2,7 @@
 //
 //   SentinelGroup group;
 //   group.Alert();                     // from here on they are quick to find a server dead
-//   group.node(0).Kill9();             // the first primary
+//   group.primary().Kill9();
 //   Server* next = group.AwaitPromotion();
 //   group.Calm();
 
@@ -12,8 +12,6 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
-#include <string>
-#include <vector>
 
 #include "support/eventually.h"
 #include "support/server.h"
@@ -25,9 +23,9 @@ class SentinelGroup {
   // Returns when everybody knows everybody.
   SentinelGroup();
 
-  // The first is the primary at the start.
-  static constexpr size_t kNodes = 3;
-  Server& node(size_t at) { return nodes_.at(at); }
+  // As they were at the start.
+  Server& primary() { return primary_; }
+  std::array<Server, 2>& replicas() { return replicas_; }
 
   // What a sentinel tells clients: the port of the primary. 0 if it tells none. May be called by
   // several threads; each call asks the next sentinel.
@@ -48,10 +46,11 @@ class SentinelGroup {
 
  private:
   void SetDownAfter(Milliseconds time);
-  static ServerOptions ReplicaOptions(const Server& primary);
-  static ServerOptions SentinelOptions(const Server& primary);
+  ServerOptions ReplicaOptions() const;
+  ServerOptions SentinelOptions() const;
 
-  std::array<Server, kNodes> nodes_;
+  Server primary_;
+  std::array<Server, 2> replicas_;
   std::array<Server, 3> sentinels_;
   std::atomic<size_t> next_ = 0;
 };

@@ -290,28 +290,36 @@ TEST_F(PlannedFailoverTest, TimedOutItServesWhoWaits) {
   ExpectSame();
 }
 
-// The primary steps down although the replica has not answered: what the replica did not hear of
-// may be lost, what it has acknowledged is not.
-TEST_F(PlannedFailoverTest, ForcedItKeepsWhatTheReplicaKnew) {
+// A primary that has stepped down although the replica has not answered yet: the failover can still
+// fail. Redis sends away who waits when it steps down; Valkey 9 when the replica has taken over.
+class ForcedFailoverTest : public PlannedFailoverTest {
+ protected:
+  void Force() {
+    BeginWithTheReplicaPaused(FailoverTo(replica(), {"TIMEOUT", "300", "FORCE"}));
+    ASSERT_TRUE(Eventually([&] { return RoleOf(client()) == "slave"; }));
+    EXPECT_TRUE(client().Do("LOCK.ACQUIRE", "new", "me", "PX", kMinute).IsError("READONLY"));
+  }
+};
+
+// What the replica did not hear of may be lost, what it has acknowledged is not.
+TEST_F(ForcedFailoverTest, KeepsWhatTheReplicaKnew) {
   MustAcquire(client(), "ending", "alice");
   Client holder = primary().Connect();
   const std::vector<std::string> standing = HoldOneOfEachKind(holder);
   Waiter heir(primary(), "ending", "heir");
   Waiter patient(primary(), standing[0], "patient");
-  Waiter timed(primary(), standing[0], "timed", {.wait_ms = 100});
+  Waiter timed(primary(), standing[0], "timed", {.wait_ms = 1000});
   Settle();
   const std::vector<Reply> before = KeptOfAll(client(), standing);
   const int64_t last_token = std::stoll(InfoField(client(), "turnstile", "turnstile_last_token"));
-  BeginWithTheReplicaPaused(FailoverTo(replica(), {"TIMEOUT", "300", "FORCE"}));
+  Force();
+  const Reply timed_out = timed.Read();
+  EXPECT_TRUE(timed_out.IsNil() || timed_out.IsError("UNBLOCKED")) << timed_out;
+  replica().Continue();
   for (Waiter* waiter : {&heir, &patient}) {
     const Reply sent_away = waiter->Read();
     EXPECT_TRUE(sent_away.IsError("UNBLOCKED")) << sent_away;
   }
-  const Reply timed_out = timed.Read();
-  EXPECT_TRUE(timed_out.IsNil() || timed_out.IsError("UNBLOCKED")) << timed_out;
-  EXPECT_EQ(RoleOf(client()), "slave");
-  EXPECT_TRUE(client().Do("LOCK.ACQUIRE", "new", "me", "PX", kMinute).IsError("READONLY"));
-  replica().Continue();
   AwaitSwap();
   EXPECT_EQ(KeptOfAll(client(), standing), before);
   // Whether it has heard of the end of this lease is open.
@@ -321,6 +329,44 @@ TEST_F(PlannedFailoverTest, ForcedItKeepsWhatTheReplicaKnew) {
   Waiter again(primary(), standing[0], "patient");
   EXPECT_EQ(client().Do("LOCK.RELEASE", standing[0], "holder"), Reply::Int(1));
   EXPECT_GT(again.Read().integer, last_token);
+  ExpectSame();
+}
+
+// It is a primary again, with a line if it has sent nobody away.
+TEST_F(ForcedFailoverTest, AbortedItServesWhoStillWaits) {
+  MustAcquire(client(), "ending", "alice");
+  const int64_t token = MustAcquire(client(), "kept", "keeper");
+  Waiter heir(primary(), "ending", "heir");
+  Waiter patient(primary(), "kept", "patient");
+  Settle();
+  Force();
+  EXPECT_EQ(client().Do("FAILOVER", "ABORT"), Reply::Ok());
+  EXPECT_EQ(RoleOf(client()), "master");
+  EXPECT_EQ(client().Do("LOCK.RELEASE", "kept", "keeper"), Reply::Int(1));
+  for (Waiter* waiter : {&heir, &patient}) {
+    const Reply reply = waiter->Read();
+    EXPECT_TRUE(reply.IsError("UNBLOCKED") || reply.integer > token) << reply;
+  }
+  EXPECT_GT(MustAcquire(client(), "ending", "heir"), token);
+  EXPECT_GT(MustAcquire(client(), "kept", "patient"), token);
+  replica().Continue();
+  AwaitSync(copy());
+  ExpectSame();
+}
+
+TEST_F(ForcedFailoverTest, AbortedItServesWhoWaitedForTheGrace) {
+  MustAcquire(client(), "ending", "alice");
+  Settle();
+  EXPECT_EQ(client().Do("CONFIG", "SET", "turnstile.failover-grace-ms", kMinute), Reply::Ok());
+  Waiter held_back(primary(), "free", "me");
+  Force();
+  EXPECT_EQ(client().Do("FAILOVER", "ABORT"), Reply::Ok());
+  EXPECT_EQ(client().Do("CONFIG", "SET", "turnstile.failover-grace-ms", 0), Reply::Ok());
+  const Reply reply = held_back.Read();
+  EXPECT_TRUE(reply.IsError("UNBLOCKED") || reply.IsInteger()) << reply;
+  MustAcquire(client(), "free", "me");
+  replica().Continue();
+  AwaitSync(copy());
   ExpectSame();
 }
 

@@ -105,6 +105,8 @@ TEST(SentinelTest, APrimaryDies) {
   // It can grant at once; no need to wait until the sentinels have told everybody.
   const int64_t first_token = MustAcquire(client, "new", "me");
   const auto first = Clock::now();
+  ASSERT_TRUE(group.AllAgreeOn(*promoted));
+  group.Calm();
 
   ASSERT_TRUE(fleet.AllAdvance(3)) << "each goes on";
   int64_t highest_before = standing_token;
@@ -133,8 +135,6 @@ TEST(SentinelTest, APrimaryDies) {
   }
 
   // The old primary comes back with nothing, and as a primary. Sentinels see to it.
-  ASSERT_TRUE(group.AllAgreeOn(*promoted));
-  group.Calm();
   ASSERT_TRUE(old.Restart());
   AwaitDemotion(old);
   EXPECT_TRUE(fleet.AllAdvance(1));
@@ -171,9 +171,10 @@ TEST(SentinelTest, APrimaryIsCutOffAndComesBack) {
   const int64_t kept = MustAcquire(client, "kept", "keeper");
   Waiter heir(old, "job", "heir");
   Waiter patient(old, "kept", "patient");
-  Waiter timed(old, "kept", "timed", {.wait_ms = 2000});
+  Waiter timed(old, "kept", "timed", {.wait_ms = 3000});
+  Settle(client, 2);
   // It ends while nobody hears from the primary.
-  EXPECT_EQ(client.Do("LOCK.TOUCH", "job", "stale", "PX", 1500), Reply::Int(1));
+  EXPECT_EQ(client.Do("LOCK.TOUCH", "job", "stale", "PX", 2000), Reply::Int(1));
   const int64_t end = EndOf(client, "job");
   Settle(client, 2);
   EXPECT_FALSE(heir.HasReply());

@@ -246,7 +246,7 @@ std::vector<std::string> HoldOneOfEachKind(Client& client) {
     keys.push_back(key);
     MustObtain(client, Acquiring(key, "holder", options));
     if (!options.empty() && (options[0] == "SHARED" || options[0] == "LIMIT")) {
-      MustObtain(client, Acquiring(key, "other", options, kMinute / 2));
+      MustObtain(client, Acquiring(key, "other", options, 2 * kMinute));
     }
   }
   keys.emplace_back("standing:set too");

@@ -132,7 +132,7 @@ class Fleet {
 // "master" or "slave"; "" if the server does not say.
 std::string RoleOf(Client& client);
 
-// Locks of every kind, all held by "holder" for a minute and some by "other" too; those with a
+// Locks of every kind, all held by "holder" for a minute and some by "other" longer; those with a
 // session are bound to this connection. Asked again, the holders keep what they have. Returns the
 // names; the first is exclusive.
 std::vector<std::string> HoldOneOfEachKind(Client& client);

@@ -140,11 +140,14 @@ TEST(SentinelTest, APrimaryDies) {
   EXPECT_TRUE(fleet.AllAdvance(1));
   fleet.Stop();
   Settle(client, 2);
-  for (Server* server : {&old, &group.replicas()[0], &group.replicas()[1]}) {
-    if (server == promoted) continue;
-    Client replica = server->Connect();
+  const auto expect_to_follow = [&](const Server& server) {
+    Client replica = server.Connect();
     EXPECT_TRUE(replica.Do("LOCK.ACQUIRE", "a", "me", "PX", kMinute).IsError("READONLY"));
     ExpectSame(client, replica);
+  };
+  expect_to_follow(old);
+  for (const Server& replica : group.replicas()) {
+    if (&replica != promoted) expect_to_follow(replica);
   }
 
   ASSERT_TRUE(fleet.FirstInside(promoted->port()).has_value());

@@ -135,7 +135,10 @@ void OnSwap(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t /*moment*/
 
 void OnRoleChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t role,
                   void* /*data*/) {
-  if (role != REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA) return;
+  if (role != REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA) {
+    TheWaiters().Promoted();
+    return;
+  }
   Tokens().StopIssuing();
   Tampered().clear();
   TheWaiters().ForgetDebts();

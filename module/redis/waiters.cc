@@ -217,7 +217,7 @@ void Waiters::LookAtSlots(RedisModuleCtx* ctx, Instant now) {
 
 void Waiters::ForgetDebts() {
   to_take_back_.clear();
-  // Whether these arrive shows only later, when it may be the primary again.
+  // Nor what may yet turn out not to have arrived: from here on another primary may tell the owner.
   for (Grant* grant : in_flight_) grant->told = true;
   held_back_ = false;
 }
@@ -377,7 +377,7 @@ void Waiters::OnFree(RedisModuleCtx* ctx, void* data) {
   if (parked->grant == nullptr) return;
   Waiters& self = TheWaiters();
   std::erase(self.in_flight_, parked->grant.get());
-  if (RedisModule_BlockedClientDisconnected(ctx) != 0) {
+  if (RedisModule_BlockedClientDisconnected(ctx) != 0 && !parked->grant->told) {
     self.to_take_back_.push_back(std::move(parked->grant));
     TurnEventLoop();
   }

@@ -77,6 +77,9 @@ class Waiters {
 
   // This server was demoted: what it owes is no longer its business.
   void ForgetDebts();
+  // This server is a primary again. Who still waits (Valkey 9 sends waiters away only when another
+  // has taken over) is looked at anew.
+  void Promoted() { held_back_ = !empty(); }
 
   // The moment at which TimeOut or Settle will have something to do.
   Instant NextDue() const;

@@ -56,12 +56,6 @@ class HandOverTest : public SharedWaitingTest<HandOverTest> {
     // FLUSHALL would end a process that still saves, and with it the stream.
     EXPECT_TRUE(Eventually(
         [&] { return InfoField(client, "persistence", "rdb_bgsave_in_progress") == "0"; }));
-    // Valkey 8.1.1 runs a module's callbacks on the client that moves a key, and leaves that
-    // client, a replica's too, in the other database (valkey-io/valkey#4024).
-    client.Do("SET", "x", "x");
-    client.Do("MOVE", "x", 5);
-    move_works_ = client.Do("CLIENT", "INFO").text.find(" db=0 ") != std::string::npos;
-    client.Do("FLUSHALL");
     stream_->Until(client);
     known_ = std::ssize(ReadAof(server().dir()));
   }
@@ -122,19 +116,12 @@ class HandOverTest : public SharedWaitingTest<HandOverTest> {
     client_.Do("SELECT", 0);
   }
 
-  // Whether this server can do it without harm.
-  static bool Works(const Way& way) {
-    return move_works_ || std::none_of(way.commands.begin(), way.commands.end(),
-                                       [](const Command& command) { return command[0] == "MOVE"; });
-  }
-
   Client copy_ = replica_->Connect();
 
  private:
   static inline std::unique_ptr<Server> replica_;
   static inline std::unique_ptr<ReplicationStream> stream_;
   static inline std::ptrdiff_t known_ = 0;  // so much of the AOF was told before
-  static inline bool move_works_ = false;
 };
 
 // --- The lock goes away -----------------------------------------------------------------------
@@ -167,7 +154,6 @@ const std::vector<Way> kWaysToFree = {
 
 TEST_F(HandOverTest, WhenTheLockGoesAway) {
   for (const Way& way : kWaysToFree) {
-    if (!Works(way)) continue;
     SCOPED_TRACE(Spelled(way));
     StartAfresh();
     const int64_t alice = MustAcquire(client_, "job", "alice");
@@ -204,7 +190,6 @@ TEST_F(HandOverTest, ALockThatMovedLivesOn) {
   EXPECT_EQ(client_.Do("LOCK.FENCE", "away"), Reply::Int(token));
   Waiter carol(server(), "away", "carol");
   const Way move = {{{"MOVE", "away", "5"}}};
-  if (!Works(move)) return;
   DoAll(move.commands);
   EXPECT_TRUE(carol.Read().IsInteger());
   EXPECT_EQ(other.Do("LOCK.FENCE", "away"), Reply::Int(token));
@@ -370,7 +355,6 @@ const std::vector<Way> kWaysToReplace = {
 
 TEST_F(HandOverTest, WhenAnotherLockComesInItsPlace) {
   for (const Way& way : kWaysToReplace) {
-    if (!Works(way)) continue;
     SCOPED_TRACE(Spelled(way));
     StartAfresh();
     MustAcquire(client_, "job", "alice");
@@ -454,7 +438,6 @@ const std::vector<Way> kWaysToFreeAString = {
 
 TEST_F(HandOverTest, WhenAStringGoesAwayOrBecomesTheWaiters) {
   for (const Way& way : kWaysToFreeAString) {
-    if (!Works(way)) continue;
     for (const bool with_ttl : {false, true}) {
       SCOPED_TRACE(Spelled(way) + (with_ttl ? " with a TTL" : " without a TTL"));
       StartAfresh();

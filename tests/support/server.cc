@@ -136,6 +136,7 @@ Server::Server(ServerOptions options) : options_(std::move(options)), dir_(optio
       return;
     }
   }
+  if (!options_.config.empty()) std::ofstream(ConfigPath()) << options_.config;
   StartUp();
 }
 
@@ -249,9 +250,11 @@ Server::Start Server::TryStart(Clock::time_point deadline) {
 }
 
 void Server::Spawn() {
+  std::vector<std::string> arguments = {EnvironmentOr("REDIS_SERVER", "redis-server")};
+  if (!options_.config.empty()) arguments.push_back(ConfigPath());
+  if (options_.sentinel) arguments.emplace_back("--sentinel");
   // clang-format off
-  std::vector<std::string> arguments = {
-      EnvironmentOr("REDIS_SERVER", "redis-server"),
+  arguments.insert(arguments.end(), {
       "--bind", "127.0.0.1",
       "--port", std::to_string(port_),
       "--dir", dir_,
@@ -263,9 +266,9 @@ void Server::Spawn() {
       "--enable-module-command", "yes",
       "--repl-diskless-sync-delay", "0",
       "--shutdown-timeout", "0",  // do not wait for replicas that a test has paused or faked
-  };
+  });
   // clang-format on
-  if (options_.load_module) {
+  if (options_.load_module && !options_.sentinel) {
     const std::string module = EnvironmentOr("TURNSTILE_MODULE", TURNSTILE_MODULE_DEFAULT);
     arguments.push_back("--loadmodule");
     arguments.push_back(std::filesystem::absolute(module));  // the server goes to its own folder

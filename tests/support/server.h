@@ -36,6 +36,10 @@ struct ServerOptions {
   // server keeps them until the module is loaded.
   std::vector<std::string> args = {};
 
+  // The text of a configuration file, written before the first start. The server may rewrite it.
+  std::string config = {};
+  bool sentinel = false;  // watches other servers, as `config` says; loads no module
+
   bool load_module = true;
   std::vector<std::string> module_args = {};  // after the path: --loadmodule PATH ARG...
 
@@ -107,6 +111,7 @@ class Server {
   void Reap(bool block);
   void Signal(int signal) const;
   std::string LogPath() const { return dir_ + "/server.log"; }
+  std::string ConfigPath() const { return dir_ + "/server.conf"; }
 
   ServerOptions options_;
   int port_ = 0;

@@ -1,0 +1,60 @@
+// A primary, two replicas, and three sentinels that watch them and agree on failovers.
+//
+//   SentinelGroup group;
+//   group.Alert();                     // from here on they are quick to find a server dead
+//   group.primary().Kill9();
+//   Server* next = group.AwaitPromotion();
+//   group.Calm();
+
+#ifndef TURNSTILE_TESTS_SUPPORT_SENTINEL_H_
+#define TURNSTILE_TESTS_SUPPORT_SENTINEL_H_
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+
+#include "support/eventually.h"
+#include "support/server.h"
+
+namespace turnstile::testing {
+
+class SentinelGroup {
+ public:
+  // Returns when everybody knows everybody.
+  SentinelGroup();
+
+  // As they were at the start.
+  Server& primary() { return primary_; }
+  std::array<Server, 2>& replicas() { return replicas_; }
+
+  // What a sentinel tells clients: the port of the primary. 0 if it tells none. May be called by
+  // several threads; each call asks the next sentinel.
+  int PrimaryPort();
+
+  // How long a server may be silent before a sentinel takes it for dead. At first, and after
+  // Calm(), so long that a busy machine does not start a failover that the test did not ask for.
+  // (Alert means more than the second after which they send a new connection its first PING: with
+  // less they take each server that they connect to for dead, until it answers.)
+  void Alert() { SetDownAfter(Milliseconds{1500}); }
+  void Calm() { SetDownAfter(Milliseconds{60000}); }
+
+  // Waits until a replica has been promoted, and returns it; nullptr if none was in time.
+  Server* AwaitPromotion();
+
+  // Whether all sentinels come to tell clients of this primary, with the failover behind them.
+  bool AllAgreeOn(const Server& primary);
+
+ private:
+  void SetDownAfter(Milliseconds time);
+  ServerOptions ReplicaOptions() const;
+  ServerOptions SentinelOptions() const;
+
+  Server primary_;
+  std::array<Server, 2> replicas_;
+  std::array<Server, 3> sentinels_;
+  std::atomic<size_t> next_ = 0;
+};
+
+}  // namespace turnstile::testing
+
+#endif  // TURNSTILE_TESTS_SUPPORT_SENTINEL_H_

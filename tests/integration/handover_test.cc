@@ -189,8 +189,7 @@ TEST_F(HandOverTest, ALockThatMovedLivesOn) {
   EXPECT_TRUE(bob.Read().IsInteger());
   EXPECT_EQ(client_.Do("LOCK.FENCE", "away"), Reply::Int(token));
   Waiter carol(server(), "away", "carol");
-  const Way move = {{{"MOVE", "away", "5"}}};
-  DoAll(move.commands);
+  DoAll({{"MOVE", "away", "5"}});
   EXPECT_TRUE(carol.Read().IsInteger());
   EXPECT_EQ(other.Do("LOCK.FENCE", "away"), Reply::Int(token));
   EXPECT_EQ(other.Do("LOCK.RELEASE", "away", "alice"), Reply::Int(1));

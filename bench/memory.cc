@@ -3,8 +3,8 @@
 //   memory [--locks N] [--waiters N]
 //
 // Bytes of used_memory for each: a plain lock (SET NX PX) and a Turnstile lock, with keys of 16 and
-// owners of 32 bytes; an idle connection, and what it costs more while it waits in line. Prints
-// one row of a table; any unexpected reply ends the run with status 1.
+// owners of 32 bytes; an idle connection, and what it costs more while it waits in line. Prints a
+// table; any unexpected reply ends the run with status 1.
 
 #include <sys/resource.h>
 
@@ -98,7 +98,10 @@ int Run(long locks, long waiters) {
   if (!all_wait) Fail("not all clients came to wait");
   const double waiting = UsedMemory(client);
   const auto each = [waiters](double bytes) { return bytes / static_cast<double>(waiters); };
-  std::printf("| %-14s | %11.0f | %14.0f | %5.2f | %15.0f | %10.0f |\n", EngineOf(client).c_str(),
+  std::printf(
+      "| server         | plain lock | Turnstile lock | ratio | idle connection | waiting, more |\n"
+      "|---|--:|--:|--:|--:|--:|\n");
+  std::printf("| %-14s | %10.0f | %14.0f | %5.2f | %15.0f | %13.0f |\n", EngineOf(client).c_str(),
               plain, ours, ours / plain, each(idle - without), each(waiting - idle));
   return 0;
 }

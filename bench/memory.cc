@@ -56,7 +56,7 @@ std::string EngineOf(Client& client) {
     if (version.starts_with("no field")) continue;
     std::string name = field;
     name.resize(name.find('_'));
-    return name + " " + version;
+    return name.append(" ").append(version);
   }
   return "unknown";
 }

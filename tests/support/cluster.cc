@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "support/lock_test.h"
 
@@ -38,8 +39,8 @@ std::set<std::string> WhoServesWhat(Client& client) {
     std::string primary;
     std::string epoch;
     words >> id >> skipped >> skipped >> primary >> skipped >> skipped >> epoch >> skipped;
-    std::string node = id + " " + primary;
-    node += " " + epoch;
+    std::string node = std::move(id);
+    node.append(" ").append(primary).append(" ").append(epoch);
     for (std::string range; words >> range;) {
       if (!range.starts_with('[')) node += " " + range;
     }

@@ -11,7 +11,7 @@
 namespace turnstile {
 namespace {
 
-using std::string_view_literals::operator""sv;
+using namespace std::string_view_literals;
 
 using Slots = std::initializer_list<Slot>;
 
@@ -50,8 +50,9 @@ constexpr std::string_view kNodes =
 
 TEST(ClusterMap, TellsHowThisNodeStandsToASlot) {
   const ClusterMap map(kNodes);
-  for (const Slot slot : Slots{0, 3, 4, 7})
+  for (const Slot slot : Slots{0, 3, 4, 7}) {
     EXPECT_EQ(map.StandingOf(slot), Standing::kOurs) << slot;
+  }
   for (const Slot slot : Slots{5, 6, 94, 100, 200}) {
     EXPECT_EQ(map.StandingOf(slot), Standing::kElsewhere) << slot;
   }

@@ -83,33 +83,34 @@ void ClusterMap::AddNode(std::string_view line) {
   if (flags.empty()) return;
   nodes_.push_back(ParseAddress(address));
   const auto node = static_cast<uint16_t>(nodes_.size());
-  if (HasFlag(flags, "myself")) self_ = node;
+  const bool ours = HasFlag(flags, "myself");
   for (int skipped = 0; skipped < 5; ++skipped) TakeUntil(line, ' ');
-  while (!line.empty()) AddSlots(TakeUntil(line, ' '), node);
+  while (!line.empty()) AddSlots(TakeUntil(line, ' '), node, ours);
 }
 
 // 7 or 0-5460; of ourselves also [93-<-id] for a slot that arrives, [77->-id] for one that leaves.
-void ClusterMap::AddSlots(std::string_view range, uint16_t node) {
+void ClusterMap::AddSlots(std::string_view range, uint16_t node, bool ours) {
   if (range.starts_with('[')) {
     range.remove_prefix(1);
     const auto slot = ParseSlot(TakeUntil(range, '-'));
-    if (slot.has_value() && range.starts_with('<')) arriving_.push_back(*slot);
+    if (slot.has_value() && range.starts_with('<')) arriving_.set(*slot);
+    if (slot.has_value() && range.starts_with('>')) leaving_.set(*slot);
     return;
   }
   const std::string_view first_text = TakeUntil(range, '-');
   const auto first = ParseSlot(first_text);
   const auto last = ParseSlot(range.empty() ? first_text : range);
   if (!first.has_value() || !last.has_value()) return;
-  for (unsigned slot = *first; slot <= *last; ++slot) served_by_[slot] = node;
+  for (unsigned slot = *first; slot <= *last; ++slot) {
+    served_by_[slot] = node;
+    if (ours) ours_.set(slot);
+  }
 }
 
 Standing ClusterMap::StandingOf(Slot slot) const {
-  const uint16_t node = served_by_[slot];
-  if (node == self_ && node != 0) return Standing::kOurs;
-  if (std::find(arriving_.begin(), arriving_.end(), slot) != arriving_.end()) {
-    return Standing::kArriving;
-  }
-  return node == 0 ? Standing::kUnserved : Standing::kElsewhere;
+  if (ours_[slot]) return Standing::kOurs;
+  if (arriving_[slot]) return Standing::kArriving;
+  return served_by_[slot] == 0 ? Standing::kUnserved : Standing::kElsewhere;
 }
 
 const ClusterNode* ClusterMap::ServerOf(Slot slot) const {

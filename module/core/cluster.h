@@ -6,6 +6,7 @@
 #ifndef TURNSTILE_CORE_CLUSTER_H_
 #define TURNSTILE_CORE_CLUSTER_H_
 
+#include <bitset>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@ namespace turnstile {
 using Slot = uint16_t;
 inline constexpr Slot kSlots = 16384;
 Slot SlotOf(std::string_view key);
+using SlotSet = std::bitset<kSlots>;
 
 struct ClusterNode {
   std::string ip;
@@ -43,14 +45,21 @@ class ClusterMap {
   // The node that serves the slot; null if none does.
   const ClusterNode* ServerOf(Slot slot) const;
 
+  // The slots that this node serves, those of them whose keys are on their way to another node, and
+  // those of others whose keys are on their way here.
+  const SlotSet& ours() const { return ours_; }
+  const SlotSet& leaving() const { return leaving_; }
+  const SlotSet& arriving() const { return arriving_; }
+
  private:
   void AddNode(std::string_view line);
-  void AddSlots(std::string_view range, uint16_t node);
+  void AddSlots(std::string_view range, uint16_t node, bool ours);
 
   std::vector<ClusterNode> nodes_;
   std::vector<uint16_t> served_by_;  // by slot: 1 + the index of the node; 0: nobody
-  std::vector<Slot> arriving_;
-  uint16_t self_ = 0;
+  SlotSet ours_;
+  SlotSet leaving_;
+  SlotSet arriving_;
 };
 
 }  // namespace turnstile

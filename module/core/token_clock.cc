@@ -20,38 +20,46 @@ std::optional<Token> TokenClock::Next(FineInstant now) const {
   return next;
 }
 
-void TokenClock::Observe(Token token) { last_ = std::max(last_, std::min(token, kMaxToken)); }
+void TokenClock::Observe(Token token) {
+  held_ = std::max(held_, std::min(token, kMaxToken));
+  Raise(token);
+}
+
+void TokenClock::Raise(Token floor) { last_ = std::max(last_, std::min(floor, kMaxToken)); }
 
 Token TokenClock::StartIssuing(FineInstant now, Millis margin) {
   const Micros added = LeadAt(now) >= kLargestLeadForMargin ? Micros{0} : Micros{margin};
   const uint64_t start = std::max(last_.value, WallReading(now));
-  Observe(Token{start + static_cast<uint64_t>(added.count())});
+  Raise(Token{start + static_cast<uint64_t>(added.count())});
   return last_;
 }
 
 bool TokenClock::TakePlace(FineInstant now, Millis margin, const RemoteClock& remote) {
   const Token before = last_;
-  Observe(Token{WallReading(now) + static_cast<uint64_t>(Micros{margin}.count())});
-  Observe(remote.AtMost(now));
+  Raise(Token{WallReading(now) + static_cast<uint64_t>(Micros{margin}.count())});
+  Raise(remote.AtMost(now));
   return last_ > before;
 }
 
 ClockReading TokenClock::Read(FineInstant now) const {
-  return {.last = last_, .wall = std::min(Token{WallReading(now)}, kMaxToken)};
+  return {.held = held_, .wall = std::min(Token{WallReading(now)}, kMaxToken)};
+}
+
+uint64_t RemoteClock::Growing::At(FineInstant now, uint64_t micros_for_one) const {
+  const Micros gone = now > since ? now - since : Micros{0};
+  if (value == 0 || gone > kForgottenAfter) return 0;
+  return value + static_cast<uint64_t>(gone.count()) / micros_for_one;
 }
 
 void RemoteClock::Observe(ClockReading reading, FineInstant now) {
-  if (std::max(reading.last, reading.wall) < AtMost(now)) return;
-  reading_ = reading;
-  at_ = now;
+  if (reading.held.value >= held_.At(now, kMicrosForToken)) held_ = {reading.held.value, now};
+  if (reading.wall.value >= wall_.At(now, 1)) wall_ = {reading.wall.value, now};
 }
 
 Token RemoteClock::AtMost(FineInstant now) const {
-  const Micros since = now > at_ ? now - at_ : Micros{0};
-  if (reading_.wall == Token{} || since > kForgottenAfter) return {};
-  const auto gone = static_cast<uint64_t>(since.count());
-  const auto on_the_way = static_cast<uint64_t>(Micros{kOnTheWay}.count());
-  return Token{std::max(reading_.last.value + gone / 2, reading_.wall.value + gone) + on_the_way};
+  const uint64_t furthest = std::max(held_.At(now, kMicrosForToken), wall_.At(now, 1));
+  if (furthest == 0) return {};
+  return Token{furthest + static_cast<uint64_t>(Micros{kOnTheWay}.count())};
 }
 
 Micros TokenClock::LeadAt(FineInstant now) const { return LeadOf(last_, now); }

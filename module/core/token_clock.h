@@ -21,14 +21,16 @@ namespace turnstile {
 // restart in a loop must not run away from the wall clock.
 inline constexpr Millis kLargestLeadForMargin = std::chrono::minutes{10};
 
-// What another server tells of its clock: the last token, and its wall clock in microseconds.
+// What another server tells of its clock: the highest token that it knows in a hold, and its wall
+// clock in microseconds. Not where its clock stands: what a server has only heard it must not tell
+// on, or two that tell each other would push each other ahead.
 struct ClockReading {
-  Token last;
+  Token held;
   Token wall;
 };
 
-// What is known of the clocks of other servers: the furthest reading that came from one. From that
-// one knows where that clock is later, at most: its wall clock goes on as ours does, and nobody
+// What is known of the clocks of other servers: the furthest readings that came from one. From them
+// one knows what has been issued later, at most: a wall clock goes on as ours does, and nobody
 // issues more than a token in two microseconds, so that a lead over the wall clock melts away. A
 // few tokens may have been issued while the message was on its way. A reading that is old is
 // forgotten: a wall clock that was wrong then may be right now.
@@ -42,8 +44,17 @@ class RemoteClock {
   Token AtMost(FineInstant now) const;
 
  private:
-  ClockReading reading_;
-  FineInstant at_{};
+  // A value that grows with time.
+  struct Growing {
+    uint64_t value = 0;
+    FineInstant since{};
+
+    uint64_t At(FineInstant now, uint64_t micros_for_one) const;
+  };
+  static constexpr uint64_t kMicrosForToken = 2;
+
+  Growing held_;
+  Growing wall_;
 };
 
 class TokenClock {
@@ -52,8 +63,11 @@ class TokenClock {
   // itself: the grant that uses the token is a fact, and every fact is shown to Observe.
   std::optional<Token> Next(FineInstant now) const;
 
-  // Raises the clock to `token`, which was granted here, loaded, restored or replicated.
+  // Raises the clock to `token`, which is in a hold that was granted here, loaded, restored or
+  // replicated.
   void Observe(Token token);
+  // Raises the clock to `floor`: nothing up to it will be issued.
+  void Raise(Token floor);
 
   // Called when this server starts to issue: at its start and at its promotion. The clock becomes
   // max(last, now) + margin; the margin covers tokens that this server never heard of.
@@ -77,6 +91,7 @@ class TokenClock {
 
  private:
   Token last_;
+  Token held_;  // the highest in a hold
 };
 
 // How far `token` is ahead of the wall clock; zero if it is not.

@@ -7,16 +7,19 @@
 // A slot that comes here brings the locks in it with their tokens, but nothing of the tokens of
 // locks that are free: our clock has to get ahead of whatever the other node has issued. For that
 // it leads the wall clock by the margin. But a node that has got slots a moment ago itself leads by
-// the margin: so whenever slots come or go, nodes tell each other how far their clocks are. Before
-// Valkey 9 no server event tells of slots that come and go. But none does without a command that
-// this node is given, so we look at the names of commands, in clusters only.
+// the margin: so whenever slots come or go, nodes tell each other what they have issued.
+//
+// Before Valkey 9 no server event tells of slots. So we look at the cluster: every second; before
+// anything is granted after a command that may have changed the slots; and while a slot is on its
+// way here, the word ASKING alone is enough, for it lets a client in that was sent after it. Such
+// commands are seen by a filter, which runs before the server has checked the caller: it must not
+// believe what it sees, only look for itself.
 
 #ifndef TURNSTILE_REDIS_CLUSTER_H_
 #define TURNSTILE_REDIS_CLUSTER_H_
 
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "core/cluster.h"
 #include "redis/redis_api.h"
@@ -28,25 +31,35 @@ bool RegisterCluster(RedisModuleCtx* ctx, const Engine& engine);
 
 bool InCluster();
 
+// To be called before a command is granted something: if a command before it may have changed the
+// slots, the token clock follows.
+void CatchUpWithSlots(RedisModuleCtx* ctx, FineInstant now);
+
+// When the next look is due; kMaxInstant outside clusters. Then the token clock follows the slots,
+// and those who wait for what is gone are told.
+Instant NextLookAtCluster();
+void LookAtCluster(RedisModuleCtx* ctx, FineInstant now);
+
 // Whether Valkey is moving slots away in one step. It gives up if meanwhile something is replicated
 // that belongs to no slot.
 bool ExportsSlots();
 
-// Whether the other nodes have to be told how far our token clock is, and tells them.
-bool OwesReading();
-void TellReading(RedisModuleCtx* ctx, FineInstant now);
-
-// One look at the cluster, as this node sees it now.
+// One look at the cluster, taken when something is asked for the first time.
 class ClusterView {
  public:
-  explicit ClusterView(RedisModuleCtx* ctx);
+  explicit ClusterView(RedisModuleCtx* ctx) : ctx_(ctx) {}
 
-  // Why nobody who waits here can be granted a lock of this slot any more; nothing if it can.
-  std::optional<std::string> WhyLost(Slot slot) const;
+  // Why nobody who waits here can be granted a lock of this slot any more; nothing if it can, or if
+  // the server does not tell.
+  std::optional<std::string> WhyLost(Slot slot);
+  // Null if the server does not tell.
+  const ClusterMap* Map();
 
  private:
-  bool down_;
-  ClusterMap map_;
+  RedisModuleCtx* ctx_;
+  bool looked_ = false;
+  bool down_ = false;
+  std::optional<ClusterMap> map_;
   std::string endpoint_type_;
 };
 

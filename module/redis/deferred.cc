@@ -76,16 +76,15 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
   ServerTokens& tokens = Tokens();
   Waiters& waiters = TheWaiters();
   ServerSessions& sessions = TheSessions();
-  const bool owes = !tokens.issuing() || tokens.has_untold_floor() || !Tampered().empty() ||
-                    sessions.has_debts() || OwesReading();
-  const Instant due = waiters.NextDue();
+  const bool owes =
+      !tokens.issuing() || tokens.has_untold_floor() || !Tampered().empty() || sessions.has_debts();
+  const Instant due = std::min(waiters.NextDue(), NextLookAtCluster());
   if (!owes && due == kMaxInstant) return;
 
   const FineInstant now = WallNow();
   Instant next = ToInstant(now);
   waiters.TimeOut(next);
-  waiters.LookAtSlots(ctx, next);
-  TellReading(ctx, now);
+  if (InCluster()) LookAtCluster(ctx, now);
   if (owes || due <= now) {
     if (MayWrite(ctx)) {
       tokens.Issuing(now);
@@ -102,7 +101,7 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
       next += kTryAgain;
     }
   }
-  next = std::max(next, waiters.NextDue());
+  next = std::max(next, std::min(waiters.NextDue(), NextLookAtCluster()));
   if (next != kMaxInstant) alarm_clock.Set(ctx, next, ToInstant(now));
 }
 

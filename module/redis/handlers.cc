@@ -10,6 +10,7 @@
 #include "core/decide.h"
 #include "core/fact.h"
 #include "core/request.h"
+#include "redis/cluster.h"
 #include "redis/command_table.h"
 #include "redis/config.h"
 #include "redis/effects.h"
@@ -125,10 +126,11 @@ int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   const auto session = request.session ? ConnectionOf(ctx) : std::nullopt;
   if (request.session && !session.has_value()) return ReplyNoSession(ctx);
 
+  const FineInstant now = WallNow();
+  CatchUpWithSlots(ctx, now);
   LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
   if (keys.any_wrong_type()) return ReplyWrongType(ctx);
   Waiters& waiters = TheWaiters();
-  const FineInstant now = WallNow();
   const Sites sites(keys, [&](const LockKey& key, const Place& place) {
     return waiters.AheadOfNewcomer(key.lock_name(), place, request, ToInstant(now));
   });

@@ -99,7 +99,8 @@ bool Engine::IsTested() const {
 }
 
 bool MovesSlotsAtomically(const Engine& engine) {
-  return engine.name == kValkey && engine.version >= Version(9, 0);
+  // What comes with the slots is believed only where it can be told from a client's.
+  return engine.name == kValkey && engine.version >= Version(9, 0) && must_obey_client != nullptr;
 }
 
 bool AddCategory(RedisModuleCtx* ctx, const char* name) {

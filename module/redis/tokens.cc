@@ -10,6 +10,7 @@ const TokenClock& ServerTokens::Issuing(FineInstant now) {
   if (!issuing_) {
     issuing_ = true;
     issuing_since_ = ToInstant(now);
+    clock_.Raise(nodes_.AtMost(now));
     untold_floor_ = clock_.StartIssuing(now, TokenMargin());
   }
   return clock_;
@@ -24,15 +25,26 @@ void ServerTokens::TellFloorAgain(FineInstant now) {
   if (issuing_ && clock_.LeadAt(now) > Micros{0}) untold_floor_ = clock_.last();
 }
 
-void ServerTokens::SlotsMayCome(FineInstant now, bool tell) {
-  if (issuing_ && clock_.TakePlace(now, TokenMargin(), nodes_) && tell) {
-    untold_floor_ = clock_.last();
-  }
+void ServerTokens::SlotsCame(FineInstant now) {
+  slots_came_ = now;
+  TakePlace(now, TokenMargin());
 }
 
 void ServerTokens::HearFromNode(ClockReading reading, FineInstant now) {
   nodes_.Observe(reading, now);
-  if (issuing_) clock_.Observe(nodes_.AtMost(now));
+  // The message may be slower than the slot.
+  constexpr Millis kLate{10000};
+  if (slots_came_ <= now && now < slots_came_ + kLate) TakePlace(now, Millis{0});
+}
+
+void ServerTokens::TakePlace(FineInstant now, Millis margin) {
+  if (!issuing_ || !clock_.TakePlace(now, margin, nodes_)) return;
+  // Slots come by the thousand, and so do clients that are sent here with ASK: a fact a second is
+  // enough, as every grant is one too.
+  constexpr Millis kTellEvery{1000};
+  if (told_at_ <= now && now < told_at_ + kTellEvery) return;
+  told_at_ = now;
+  untold_floor_ = clock_.last();
 }
 
 void ServerTokens::StopIssuing() {

@@ -24,13 +24,14 @@ class ServerTokens {
   // How long from now; zero if it is over.
   Millis GraceLeft(Instant now) const { return std::max(GraceEnd() - now, Millis{0}); }
 
-  // A token that was granted here, loaded, restored or replicated.
+  // A token in a hold that was granted here, loaded, restored or replicated.
   void Observe(Token token) { clock_.Observe(token); }
+  // No token up to this will be issued: as the primary, or the last life of this server, says.
+  void Raise(Token floor) { clock_.Raise(floor); }
 
   // From now on this server may issue for locks for which another node of the cluster has issued.
-  // `tell`: replicas and the AOF should know, else the next grant tells them.
-  void SlotsMayCome(FineInstant now, bool tell);
-  // Another node tells how far its clock is. A slot of it may be here already.
+  void SlotsCame(FineInstant now);
+  // Another node tells what it has issued.
   void HearFromNode(ClockReading reading, FineInstant now);
 
   // The server is a replica now: it issues nothing until it is promoted.
@@ -48,11 +49,15 @@ class ServerTokens {
   const TokenClock& clock() const { return clock_; }
 
  private:
+  void TakePlace(FineInstant now, Millis margin);
+
   TokenClock clock_;
   bool issuing_ = false;
   Instant issuing_since_ = kMinInstant;
   std::optional<Token> untold_floor_;
+  FineInstant told_at_{};  // when a floor was told last because slots came
   RemoteClock nodes_;
+  FineInstant slots_came_{};
 };
 
 ServerTokens& Tokens();

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include "redis/cluster.h"
 #include "redis/command_table.h"
 #include "redis/config.h"
 #include "redis/deferred.h"
@@ -51,13 +50,10 @@ struct Waiters::Parked : WaitQueue::Waiter {
 
 namespace {
 
-// Servers do not tell of every slot that goes, nor that the cluster is down.
-constexpr Millis kLookAtSlotsEvery{1000};
-
 // Whether `user` may still acquire the lock, and the server still takes writes to it: what a direct
 // call would be refused for, a deferred grant is refused for too.
 std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString* user_name,
-                                          RedisModuleString* key) {
+                                          RedisModuleString* key, ClusterView& cluster) {
   RedisModuleString* command =
       RedisModule_CreateString(ctx, kAcquireCommand, std::strlen(kAcquireCommand));
   std::array argv = {command, key};
@@ -69,7 +65,9 @@ std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString
   // come as replies.
   errno = 0;
   RedisModuleCallReply* reply = RedisModule_Call(ctx, kProbeCommand, "SMEs", key);
+  // A call tells only that the key is not served here (EPERM), or that the cluster is down.
   const bool not_here = errno == EPERM;
+  const bool down = errno == ENETDOWN || errno == EROFS;
   if (reply == nullptr) return kNotNowText;
   std::optional<std::string> refusal;
   if (RedisModule_CallReplyType(reply) == REDISMODULE_REPLY_ERROR) {
@@ -78,9 +76,8 @@ std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString
     refusal.emplace(text, size);
   }
   RedisModule_FreeCallReply(reply);
-  if (!refusal.has_value() || !InCluster()) return refusal;
-  // A call tells only that the key is not served here, or that the cluster is down.
-  auto lost = ClusterView(ctx).WhyLost(SlotOf(ToView(key)));
+  if (!refusal.has_value() || !InCluster() || !(not_here || down)) return refusal;
+  auto lost = cluster.WhyLost(SlotOf(ToView(key)));
   return lost.has_value() ? lost : not_here ? kNotNowText : refusal;
 }
 
@@ -196,16 +193,10 @@ Instant Waiters::NextDue() const {
   if (!superseded_.empty() || !to_take_back_.empty()) return kMinInstant;
   Instant due = queue_.NextDue();
   if (held_back_) due = std::min(due, Tokens().GraceEnd() + Millis{1});
-  if (InCluster() && !empty()) due = std::min(due, look_at_slots_);
   return due;
 }
 
-void Waiters::LookAtSlots(RedisModuleCtx* ctx, Instant now) {
-  if (empty() || !InCluster()) return;
-  // One that is too far away was set before the wall clock was set back.
-  if (now < look_at_slots_ && look_at_slots_ <= now + kLookAtSlotsEvery) return;
-  look_at_slots_ = now + kLookAtSlotsEvery;
-  const ClusterView cluster(ctx);
+void Waiters::LeaveLostSlots(ClusterView& cluster) {
   std::vector<std::pair<Parked*, std::string>> lost;
   for (const auto& [client, parked] : parked_) {
     if (!parked->in_line()) continue;  // its place was taken over
@@ -261,23 +252,27 @@ void Waiters::Settle(RedisModuleCtx* ctx, FineInstant now) {
     held_back_ = false;
     queue_.WakeAll();
   }
-  while (WaitQueue::Line* line = queue_.FirstWoken(ToInstant(now))) SettleLine(ctx, *line, now);
+  ClusterView cluster(ctx);
+  while (WaitQueue::Line* line = queue_.FirstWoken(ToInstant(now))) {
+    SettleLine(ctx, *line, cluster, now);
+  }
 }
 
 // Grants the lock to those in front for as long as it can be granted.
-void Waiters::SettleLine(RedisModuleCtx* ctx, WaitQueue::Line& line, FineInstant now) {
+void Waiters::SettleLine(RedisModuleCtx* ctx, WaitQueue::Line& line, ClusterView& cluster,
+                         FineInstant now) {
   const ScopedName name(ctx, line.lock());
   {
     LockKey key(ctx, name.get(), LockKey::Access::kChange);
     RemoveOverdue(ctx, key, ToInstant(now));
   }
   queue_.Settle(line, [&](WaitQueue::Waiter& waiter, const Crowd& ahead) {
-    return Offer(ctx, static_cast<Parked&>(waiter), name.lock(), ahead, now);
+    return Offer(ctx, static_cast<Parked&>(waiter), name.lock(), ahead, cluster, now);
   });
 }
 
 WaitQueue::Offered Waiters::Offer(RedisModuleCtx* ctx, Parked& parked, LockName here,
-                                  const Crowd& ahead, FineInstant now) {
+                                  const Crowd& ahead, ClusterView& cluster, FineInstant now) {
   const Instant moment = ToInstant(now);
   const AcquireRequest& request = parked.request();
   std::vector<ScopedName> scoped;
@@ -315,7 +310,7 @@ WaitQueue::Offered Waiters::Offer(RedisModuleCtx* ctx, Parked& parked, LockName 
     return WaitQueue::Offered::kLeft;
   }
   for (RedisModuleString* name : names) {
-    if (auto refusal = RefusalOfGrant(ctx, parked.user, name); refusal.has_value()) {
+    if (auto refusal = RefusalOfGrant(ctx, parked.user, name, cluster); refusal.has_value()) {
       Send(parked, std::move(*refusal));
       return WaitQueue::Offered::kLeft;
     }

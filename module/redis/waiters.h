@@ -23,6 +23,7 @@
 #include "core/decide.h"
 #include "core/lock.h"
 #include "core/wait_queue.h"
+#include "redis/cluster.h"
 #include "redis/lock_type.h"
 #include "redis/redis_api.h"
 
@@ -69,11 +70,8 @@ class Waiters {
   void Settle(RedisModuleCtx* ctx, FineInstant now);
 
   // Answers those who wait for locks that this node of a cluster does not serve any more. Writes
-  // nothing. Has to be called again and again while somebody waits: servers do not tell of every
-  // slot that goes.
-  void LookAtSlots(RedisModuleCtx* ctx, Instant now);
-  // Slots of this node are being given away, or come.
-  void SlotsChanged() { look_at_slots_ = kMinInstant; }
+  // nothing.
+  void LeaveLostSlots(ClusterView& cluster);
 
   // This server was demoted: what it owes is no longer its business.
   void ForgetDebts();
@@ -94,9 +92,10 @@ class Waiters {
   void LetGo(Parked& parked);
   void LookAtHolders(LockName lock, const Place& place, Instant now);
   void LookAgain(LockName lock, const Place& place, Instant now);
-  void SettleLine(RedisModuleCtx* ctx, WaitQueue::Line& line, FineInstant now);
+  void SettleLine(RedisModuleCtx* ctx, WaitQueue::Line& line, ClusterView& cluster,
+                  FineInstant now);
   WaitQueue::Offered Offer(RedisModuleCtx* ctx, Parked& parked, LockName here, const Crowd& ahead,
-                           FineInstant now);
+                           ClusterView& cluster, FineInstant now);
   void TakeBack(RedisModuleCtx* ctx, const Grant& grant, Instant now);
 
   // What the server calls back: to write the answer; at CLIENT UNBLOCK … TIMEOUT; at any other end
@@ -111,8 +110,7 @@ class Waiters {
   std::vector<Parked*> superseded_;                                // their places were taken over
   std::vector<Grant*> in_flight_;                                  // answered, not yet delivered
   std::vector<std::unique_ptr<Grant>> to_take_back_;
-  bool held_back_ = false;               // somebody waits for the end of the grace
-  Instant look_at_slots_ = kMinInstant;  // when the slots have to be looked at again
+  bool held_back_ = false;  // somebody waits for the end of the grace
 };
 
 Waiters& TheWaiters();

@@ -62,7 +62,9 @@ SlotChange ChangeBy(RedisModuleCommandFilterCtx* command) {
     return SlotChange::kComes;
   }
   if (!IsKeyword(arg(1), "SETSLOT") || count < 4) return SlotChange::kNone;
-  if (IsKeyword(arg(3), "IMPORTING")) return SlotChange::kComes;
+  // A move that is given up gives the slot back: meanwhile the other node may have issued for locks
+  // that were free.
+  if (IsKeyword(arg(3), "IMPORTING") || IsKeyword(arg(3), "STABLE")) return SlotChange::kComes;
   if (IsKeyword(arg(3), "MIGRATING")) return SlotChange::kLeaves;
   const std::string_view self(RedisModule_GetMyClusterID(), REDISMODULE_NODE_ID_LEN);
   return count == 5 && arg(4) == self ? SlotChange::kComes : SlotChange::kOther;

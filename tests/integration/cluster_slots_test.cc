@@ -254,6 +254,19 @@ TEST_F(SlotTokenTest, RiseThroughALongMove) {
   there.End();
 }
 
+// The lock was free, so it could be had on the new node for as long as the move went on.
+TEST_F(SlotTokenTest, RiseWhenAMoveIsGivenUp) {
+  PassTime(seconds{60});
+  const SlotMove there(cluster_, slot_, 0, 1);
+  const int64_t last = Token(cluster_.client(0));
+  there.Begin();
+  PassTime(seconds{20});
+  const int64_t next = TokenAsking(cluster_.client(1));
+  EXPECT_GT(next, last);
+  there.Abort();
+  EXPECT_GT(Token(cluster_.client(0)), next);
+}
+
 TEST_F(SlotTokenTest, RiseThereAndBackAgain) {
   PassTime(seconds{60});
   int64_t last = Token(cluster_.client(0));

@@ -172,7 +172,7 @@ async function take(keys, value, leaseMs, waitMs, plan, workMs) {
   }
   await sleep(workMs);
   await touchOrAskAgain(keys, owner, leaseMs, plan);
-  await tell('wrote', await write(keys[0], token, value));
+  if (plan !== 'no-write') await tell('wrote', await write(keys[0], token, value));
   await tell('leave');
   if ((await release(keys, owner)) && plan === 'late-write') {
     await tell('wrote-late', await write(keys[0], token, value));

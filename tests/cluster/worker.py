@@ -172,7 +172,8 @@ class Worker:
                 self.tell("again", *client.acquire(keys, owner, lease_ms, 0))
         except GaveUp:
             self.tell("unsure", plan)
-        self.tell("wrote", client.write(keys[0], token, value))
+        if plan != "no-write":
+            self.tell("wrote", client.write(keys[0], token, value))
         self.tell("leave")
         if self.release(keys, owner) and plan == "late-write":
             self.tell("wrote-late", client.write(keys[0], token, value))

@@ -109,9 +109,10 @@ TEST_F(SlotMoveTest, NothingIsGrantedWhereTheSlotIsLeaving) {
 }
 
 TEST_F(SlotMoveTest, NorWhenALeaseEndsThere) {
-  ASSERT_TRUE(old_.Do("LOCK.ACQUIRE", key_, "alice", "PX", 300).IsInteger());
+  MustAcquire(old_, key_, "alice");
   Waiter bob(cluster_.server(0), key_, "bob");
   move_.Begin();
+  EXPECT_EQ(old_.Do("LOCK.TOUCH", key_, "alice", "PX", 20), Reply::Int(1));
   const Reply reply = bob.Read();
   EXPECT_TRUE(reply.IsError("TRYAGAIN")) << reply;
   EXPECT_EQ(old_.Do("CLUSTER", "COUNTKEYSINSLOT", slot_), Reply::Int(0));
@@ -198,6 +199,24 @@ TEST_F(SlotMoveTest, OtherSlotsAreLeftAlone) {
   EXPECT_GT(bob.Read().integer, token);
 }
 
+// A crowd that has to go must not stop the server: one look at the cluster is enough for all.
+TEST_F(SlotMoveTest, ManyWaitersAreToldTogether) {
+  MustAcquire(old_, key_, "alice");
+  std::vector<Waiter> crowd;
+  for (int i = 0; i < 200; i++) {
+    crowd.emplace_back(cluster_.server(0));
+    crowd.back().Send(AcquireWaiting(key_, "bob-" + std::to_string(i)));
+  }
+  EXPECT_TRUE(Eventually([&] { return WaitersNow(old_) == "200"; })) << WaitersNow(old_);
+  move_.Begin();
+  EXPECT_EQ(old_.Do("CONFIG", "RESETSTAT"), Reply::Ok());
+  ASSERT_EQ(move_.MoveKeys(), 1);
+  for (Waiter& waiter : crowd) EXPECT_TRUE(waiter.Read().IsError("TRYAGAIN"));
+  const std::string calls = InfoField(old_, "commandstats", "cmdstat_cluster|nodes");
+  ASSERT_TRUE(calls.starts_with("calls=")) << calls;
+  EXPECT_LT(std::stoi(calls.substr(6)), 20) << calls;
+}
+
 // --- Tokens -----------------------------------------------------------------------------------
 
 using std::chrono::seconds;
@@ -254,6 +273,19 @@ TEST_F(SlotTokenTest, RiseThroughALongMove) {
   there.End();
 }
 
+// The lock was free, so it could be had on the new node for as long as the move went on.
+TEST_F(SlotTokenTest, RiseWhenAMoveIsGivenUp) {
+  PassTime(seconds{60});
+  const SlotMove there(cluster_, slot_, 0, 1);
+  const int64_t last = Token(cluster_.client(0));
+  there.Begin();
+  PassTime(seconds{20});
+  const int64_t next = TokenAsking(cluster_.client(1));
+  EXPECT_GT(next, last);
+  there.Abort();
+  EXPECT_GT(Token(cluster_.client(0)), next);
+}
+
 TEST_F(SlotTokenTest, RiseThereAndBackAgain) {
   PassTime(seconds{60});
   int64_t last = Token(cluster_.client(0));
@@ -269,6 +301,67 @@ TEST_F(SlotTokenTest, RiseThereAndBackAgain) {
   // And the clock does not run away, however often a slot comes.
   EXPECT_LE(std::stoll(InfoField(cluster_.client(1), "turnstile", "turnstile_clock_lead_ms")),
             17000);
+}
+
+// --- The clock of those who have nothing to do with it -----------------------------------------
+
+int64_t LeadOf(Client& client) {
+  return std::stoll(InfoField(client, "turnstile", "turnstile_clock_lead_ms"));
+}
+
+// Were it to lead by more than the margin, a failover that loses writes would not be covered.
+TEST(SlotBystanderTest, NodesThatExchangeSlotsPushNobodyAhead) {
+  Cluster cluster({.primaries = 3, .args = {"--turnstile.token-margin-ms", "1000"}});
+  for (int64_t slot = 0; slot < 200; slot++) SlotMove(cluster, slot, 0, 1).Whole();
+  EXPECT_TRUE(Eventually([&] { return LeadOf(cluster.client(2)) == 0; }));
+  EXPECT_LE(LeadOf(cluster.client(0)), 1000);
+  EXPECT_LE(LeadOf(cluster.client(1)), 1100);
+}
+
+// What is refused has no effect; also what the server refuses only after we have seen it.
+TEST(SlotBystanderTest, CommandsThatAreRefusedHaveNoEffect) {
+  Cluster cluster({.primaries = 2, .args = {"--turnstile.token-margin-ms", "300"}});
+  Client& client = cluster.client(0);
+  ASSERT_EQ(client.Do("ACL", "SETUSER", "default", "off"), Reply::Ok());
+  ASSERT_TRUE(Eventually([&] { return LeadOf(client) == 0; }));
+  Client stranger = cluster.server(0).Connect();
+  for (int i = 0; i < 50; i++) {
+    for (const Command& command : {Command{"CLUSTER", "SETSLOT", "1", "IMPORTING", cluster.id(1)},
+                                   {"CLUSTER", "ADDSLOTS", "1"},
+                                   {"CLUSTER", "SETSLOT"},
+                                   {"CLUSTER"},
+                                   {"ASKING"}}) {
+      EXPECT_TRUE(stranger.Do(command).IsError()) << command.back();
+    }
+  }
+  for (const Command& command : {Command{"CLUSTER", "SETSLOT", "1", "IMPORTING", cluster.id(0)},
+                                 {"CLUSTER", "SETSLOT", "nonsense", "NODE", cluster.id(0)},
+                                 {"CLUSTER", "ADDSLOTS", "99999"}}) {
+    EXPECT_TRUE(client.Do(command).IsError()) << command.back();
+  }
+  EXPECT_EQ(LeadOf(client), 0);
+}
+
+// Nobody is told that the cluster is down only because we cannot ask.
+TEST(SlotBystanderTest, WithoutTheCommandClusterNobodyIsSentAway) {
+  Cluster cluster({.primaries = 2});
+  const std::string key = cluster.KeyOn(0);
+  Server& server = cluster.server(0);
+  server.options().args.insert(server.options().args.end(), {"--rename-command", "CLUSTER", ""});
+  ASSERT_TRUE(server.Restart());
+  cluster.Reconnect(0);
+  Client& client = cluster.client(0);
+  int64_t token = 0;
+  EXPECT_TRUE(Eventually(
+      [&] {
+        token = client.Do("LOCK.ACQUIRE", key, "alice", "PX", kMinute).integer;
+        return token > 0;
+      },
+      kClusterPatience));
+  Waiter bob(server, key, "bob");
+  EXPECT_FALSE(bob.HasReply(Milliseconds{1500}));  // longer than from one look to the next
+  EXPECT_EQ(client.Do("LOCK.RELEASE", key, "alice"), Reply::Int(1));
+  EXPECT_GT(bob.Read().integer, token);
 }
 
 }  // namespace

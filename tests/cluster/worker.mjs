@@ -1,0 +1,188 @@
+// One competitor of tests/cluster/run: the cluster clients of node-redis and ioredis.
+//
+// worker.mjs node-redis|ioredis REGISTER_PORT NODE_PORT...: see worker.py, which does the same.
+
+import { randomUUID } from 'node:crypto';
+import { once } from 'node:events';
+import net from 'node:net';
+import readline from 'node:readline';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { createCluster } from '@redis/client';
+import { Cluster } from 'ioredis';
+
+const PATIENCE_MS = 10_000;
+// Errors of the server that no client in a cluster has to expect. All others pass.
+const SURPRISES =
+  /^(ERR|WRONGTYPE|DEADLOCK|WAITLIMIT|NOPERM|CROSSSLOT|OOM|MISCONF|EXECABORT|BUSY)\b/;
+
+class GaveUp extends Error {}
+class Fenced extends Error {}
+
+/** How often a command may have been sent twice. */
+let disturbances = 0;
+
+/** Notices when the library loses a connection and sends a command again by itself. */
+class NoticingCluster extends Cluster {
+  handleError(error, ttl, handlers) {
+    if (!/^(MOVED|ASK|TRYAGAIN) /.test(error.message)) disturbances++;
+    super.handleError(error, ttl, handlers);
+  }
+}
+
+const clients = {
+  async 'node-redis'(ports) {
+    const rootNodes = ports.map((port) => ({ url: `redis://127.0.0.1:${port}` }));
+    const cluster = createCluster({ rootNodes });
+    cluster.on('error', () => {}); // the calls tell
+    await cluster.connect();
+    return {
+      call: (command) => cluster.sendCommand(command[1], false, command),
+      close: () => cluster.destroy(),
+    };
+  },
+  async ioredis(ports) {
+    const cluster = new NoticingCluster(ports.map((port) => ({ host: '127.0.0.1', port })));
+    cluster.on('error', () => {});
+    return {
+      call: ([name, ...args]) => cluster.call(name, ...args),
+      close: () => cluster.disconnect(),
+    };
+  },
+};
+
+const nowUs = () => Number(process.hrtime.bigint() / 1000n);
+const also = (keys) => (keys.length > 1 ? ['ALSO', String(keys.length - 1), ...keys.slice(1)] : []);
+
+const [kind, registerPort, ...ports] = process.argv.slice(2);
+const client = await clients[kind](ports.map(Number));
+const connection = net.connect(Number(registerPort), '127.0.0.1').setNoDelay();
+await once(connection, 'connect');
+connection.write(`${kind}\n`);
+const replies = readline.createInterface({ input: connection })[Symbol.asyncIterator]();
+
+async function tell(...words) {
+  connection.write(`${words.join(' ')}\n`);
+  const { value, done } = await replies.next();
+  if (done) throw new Error('the register is gone');
+  return value.split(' ');
+}
+
+/** The reply, or nothing certain. */
+async function tryOnce(command) {
+  try {
+    return { reply: await client.call(command.map(String)), certain: true };
+  } catch (error) {
+    if (error.message.startsWith('FENCED')) throw new Fenced();
+    if (SURPRISES.test(error.message)) {
+      await tell('surprise', command[0], error.message);
+      throw new GaveUp();
+    }
+    disturbances++;
+    await sleep(5 + Math.random() * 45);
+    return { certain: false };
+  }
+}
+
+async function call(...command) {
+  const deadline = performance.now() + PATIENCE_MS;
+  while (performance.now() < deadline) {
+    const { reply, certain } = await tryOnce(command);
+    if (certain) return reply;
+  }
+  throw new GaveUp();
+}
+
+/** The token and until when it is good; [0, 0] if it was not to be had. */
+async function acquire(keys, owner, leaseMs, waitMs) {
+  const deadline = performance.now() + waitMs;
+  for (;;) {
+    const left = Math.max(0, Math.floor(deadline - performance.now()));
+    const end = nowUs() + leaseMs * 1000;
+    const command = ['LOCK.ACQUIRE', keys[0], owner, 'PX', leaseMs, 'WAIT', left, ...also(keys)];
+    const { reply, certain } = await tryOnce(command);
+    if (certain) return reply === null ? [0, 0] : [Number(reply), end];
+    if (performance.now() > deadline + PATIENCE_MS / 2) throw new GaveUp();
+  }
+}
+
+/** What the guarded write has replaced. */
+async function write(key, token, value) {
+  try {
+    return await call('LOCK.FENCE', key, token, 'THEN', 'SET', value, token, 'GET');
+  } catch (error) {
+    if (error instanceof Fenced) return 'fenced';
+    if (error instanceof GaveUp) return 'unknown';
+    throw error;
+  }
+}
+
+async function release(keys, owner) {
+  const before = disturbances;
+  try {
+    const count = await call('LOCK.RELEASE', keys[0], owner, ...also(keys));
+    await tell('released', count, disturbances === before ? 'clean' : 'disturbed');
+    return true;
+  } catch (error) {
+    if (!(error instanceof GaveUp)) throw error;
+    await tell('unsure', 'release');
+    return false;
+  }
+}
+
+async function touchOrAskAgain(keys, owner, leaseMs, plan) {
+  try {
+    if (plan === 'touch') {
+      const end = nowUs() + leaseMs * 1000;
+      const count = await call('LOCK.TOUCH', keys[0], owner, 'PX', leaseMs, ...also(keys));
+      await tell('touched', count, end);
+    } else if (plan === 'again') {
+      await tell('again', ...(await acquire(keys, owner, leaseMs, 0)));
+    }
+  } catch (error) {
+    if (!(error instanceof GaveUp)) throw error;
+    await tell('unsure', plan);
+  }
+}
+
+async function take(keys, value, leaseMs, waitMs, plan, workMs) {
+  const owner = randomUUID();
+  let token;
+  let end;
+  try {
+    [token, end] = await acquire(keys, owner, leaseMs, waitMs);
+  } catch (error) {
+    if (!(error instanceof GaveUp)) throw error;
+    await release(keys, owner);
+    await tell('missed', 'errors');
+    return;
+  }
+  if (!token) {
+    await tell('missed', waitMs === 0 ? 'busy' : 'time-out');
+    return;
+  }
+  const latestEnd = performance.now() + leaseMs;
+  if ((await tell('enter', token, end))[0] === 'too-late') {
+    await release(keys, owner);
+    return;
+  }
+  if (plan === 'oversleep') {
+    await sleep(Math.max(0, latestEnd + 50 - performance.now()));
+    await tell('wrote-late', await write(keys[0], token, value));
+    return;
+  }
+  await sleep(workMs);
+  await touchOrAskAgain(keys, owner, leaseMs, plan);
+  if (plan !== 'no-write') await tell('wrote', await write(keys[0], token, value));
+  await tell('leave');
+  if ((await release(keys, owner)) && plan === 'late-write') {
+    await tell('wrote-late', await write(keys[0], token, value));
+  }
+}
+
+for (;;) {
+  const [order, keys, value, leaseMs, waitMs, plan, workMs] = await tell('next');
+  if (order === 'stop') break;
+  await take(keys.split(','), value, Number(leaseMs), Number(waitMs), plan, Number(workMs));
+}
+connection.end();
+client.close();

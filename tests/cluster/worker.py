@@ -1,0 +1,193 @@
+"""One competitor of tests/cluster/run: redis-py's cluster client.
+
+worker.py KIND REGISTER_PORT NODE_PORT... : does what the register says until it says stop.
+
+The register is told of all that a holder sees, with the moment until which the hold is sure to be
+valid: counted from before the question, on the monotonic clock, which is the register's too.
+"""
+
+import logging
+import random
+import socket
+import sys
+import time
+import uuid
+
+import redis
+from redis.cluster import ClusterNode, RedisCluster
+
+PATIENCE_S = 10
+# What a client in a cluster has to expect, beyond what the library deals with.
+PASSING = ("TRYAGAIN", "MOVED", "ASK", "CLUSTERDOWN", "UNBLOCKED", "READONLY", "LOADING")
+
+
+class Disturbances(logging.Handler):
+    """Notices when the library loses a connection and sends a command again by itself."""
+
+    seen = 0
+
+    def emit(self, record):
+        kind = record.exc_info[0] if record.exc_info else None
+        if kind and issubclass(kind, (redis.ConnectionError, redis.TimeoutError)):
+            self.seen += 1
+
+
+class GaveUp(Exception):
+    pass
+
+
+class Fenced(Exception):
+    pass
+
+
+def now_us():
+    return time.monotonic_ns() // 1000
+
+
+def is_passing(error):
+    if isinstance(error, redis.ResponseError):
+        passing = (
+            redis.exceptions.ClusterError,
+            redis.exceptions.ClusterDownError,
+            redis.exceptions.ReadOnlyError,
+        )
+        return isinstance(error, passing) or str(error).startswith(PASSING)
+    return True  # connections, and the cluster as the library sees it
+
+
+class Client:
+    def __init__(self, ports, surprise):
+        self.ports = ports
+        self.connect()
+        self.surprise = surprise
+        self.disturbances = Disturbances()
+        logger = logging.getLogger("redis")
+        logger.addHandler(self.disturbances)
+        logger.propagate = False
+
+    def connect(self):
+        nodes = [ClusterNode("127.0.0.1", int(port)) for port in self.ports]
+        self.cluster = RedisCluster(startup_nodes=nodes, socket_timeout=PATIENCE_S + 2)
+
+    def try_once(self, *command):
+        """The reply, or nothing certain: None, False."""
+        try:
+            return self.cluster.execute_command(*command), True
+        except redis.RedisError as error:
+            if str(error).startswith("FENCED"):
+                raise Fenced from error
+            if not is_passing(error):
+                self.surprise(*command[:1], *str(error).split())
+                raise GaveUp from error
+        except IndexError:
+            # redis-py 4.3 takes a primary for a replica when it is sent to the node that it knows
+            # already, or after failovers; with no primary left it is of no use any more.
+            self.cluster.close()
+            self.connect()
+        self.disturbances.seen += 1
+        time.sleep(random.uniform(0.005, 0.05))
+        return None, False
+
+    def call(self, *command):
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            reply, certain = self.try_once(*command)
+            if certain:
+                return reply
+        raise GaveUp
+
+    def acquire(self, keys, owner, lease_ms, wait_ms):
+        """The token and until when it is good; (0, 0) if it was not to be had."""
+        deadline = time.monotonic() + wait_ms / 1000
+        while True:
+            left_ms = max(0, int((deadline - time.monotonic()) * 1000))
+            end = now_us() + lease_ms * 1000
+            command = ["LOCK.ACQUIRE", keys[0], owner, "PX", lease_ms, "WAIT", left_ms]
+            token, certain = self.try_once(*command, *also(keys))
+            if certain:
+                return (int(token), end) if token is not None else (0, 0)
+            if time.monotonic() > deadline + PATIENCE_S / 2:
+                raise GaveUp
+
+    def write(self, key, token, value):
+        """What the guarded write has replaced."""
+        try:
+            return int(self.call("LOCK.FENCE", key, token, "THEN", "SET", value, token, "GET"))
+        except Fenced:
+            return "fenced"
+        except GaveUp:
+            return "unknown"
+
+
+def also(keys):
+    return ["ALSO", len(keys) - 1, *keys[1:]] if len(keys) > 1 else []
+
+
+class Worker:
+    def __init__(self, kind, register_port, *ports):
+        connection = socket.create_connection(("127.0.0.1", int(register_port)))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.register = connection.makefile("rw")
+        self.client = Client(ports, surprise=lambda *words: self.tell("surprise", *words))
+        print(kind, file=self.register, flush=True)
+
+    def tell(self, *words):
+        print(*words, file=self.register, flush=True)
+        answer = self.register.readline().split()
+        if not answer:
+            sys.exit("worker: the register is gone")
+        return answer
+
+    def run(self):
+        while (order := self.tell("next"))[0] != "stop":
+            keys, value, lease_ms, wait_ms, plan, work_ms = order[1:]
+            self.take(keys.split(","), value, int(lease_ms), int(wait_ms), plan, int(work_ms))
+
+    def take(self, keys, value, lease_ms, wait_ms, plan, work_ms):
+        client, owner = self.client, uuid.uuid4().hex
+        try:
+            token, end = client.acquire(keys, owner, lease_ms, wait_ms)
+        except GaveUp:
+            self.release(keys, owner)
+            self.tell("missed", "errors")
+            return
+        if not token:
+            self.tell("missed", "busy" if wait_ms == 0 else "time-out")
+            return
+        latest_end = time.monotonic() + lease_ms / 1000
+        if self.tell("enter", token, end) == ["too-late"]:
+            self.release(keys, owner)
+            return
+        if plan == "oversleep":
+            time.sleep(max(0, latest_end + 0.05 - time.monotonic()))
+            self.tell("wrote-late", client.write(keys[0], token, value))
+            return
+        time.sleep(work_ms / 1000)
+        try:
+            if plan == "touch":
+                end = now_us() + lease_ms * 1000
+                count = client.call("LOCK.TOUCH", keys[0], owner, "PX", lease_ms, *also(keys))
+                self.tell("touched", count, end)
+            elif plan == "again":
+                self.tell("again", *client.acquire(keys, owner, lease_ms, 0))
+        except GaveUp:
+            self.tell("unsure", plan)
+        if plan != "no-write":
+            self.tell("wrote", client.write(keys[0], token, value))
+        self.tell("leave")
+        if self.release(keys, owner) and plan == "late-write":
+            self.tell("wrote-late", client.write(keys[0], token, value))
+
+    def release(self, keys, owner):
+        disturbances = self.client.disturbances.seen
+        try:
+            count = self.client.call("LOCK.RELEASE", keys[0], owner, *also(keys))
+        except GaveUp:
+            self.tell("unsure", "release")
+            return False
+        clean = self.client.disturbances.seen == disturbances
+        self.tell("released", count, "clean" if clean else "disturbed")
+        return True
+
+
+Worker(*sys.argv[1:]).run()

@@ -20,29 +20,24 @@ std::optional<Token> TokenClock::Next(FineInstant now) const {
   return next;
 }
 
-void TokenClock::Observe(Token token) {
-  held_ = std::max(held_, std::min(token, kMaxToken));
-  Raise(token);
-}
-
-void TokenClock::Raise(Token floor) { last_ = std::max(last_, std::min(floor, kMaxToken)); }
+void TokenClock::Observe(Token token) { last_ = std::max(last_, std::min(token, kMaxToken)); }
 
 Token TokenClock::StartIssuing(FineInstant now, Millis margin) {
   const Micros added = LeadAt(now) >= kLargestLeadForMargin ? Micros{0} : Micros{margin};
   const uint64_t start = std::max(last_.value, WallReading(now));
-  Raise(Token{start + static_cast<uint64_t>(added.count())});
+  Observe(Token{start + static_cast<uint64_t>(added.count())});
   return last_;
 }
 
 bool TokenClock::TakePlace(FineInstant now, Millis margin, const RemoteClock& remote) {
   const Token before = last_;
-  Raise(Token{WallReading(now) + static_cast<uint64_t>(Micros{margin}.count())});
-  Raise(remote.AtMost(now));
+  Observe(Token{WallReading(now) + static_cast<uint64_t>(Micros{margin}.count())});
+  Observe(remote.AtMost(now));
   return last_ > before;
 }
 
 ClockReading TokenClock::Read(FineInstant now) const {
-  return {.held = held_, .wall = std::min(Token{WallReading(now)}, kMaxToken)};
+  return {.last = last_, .wall = std::min(Token{WallReading(now)}, kMaxToken)};
 }
 
 uint64_t RemoteClock::Growing::At(FineInstant now, uint64_t micros_for_one) const {
@@ -52,12 +47,12 @@ uint64_t RemoteClock::Growing::At(FineInstant now, uint64_t micros_for_one) cons
 }
 
 void RemoteClock::Observe(ClockReading reading, FineInstant now) {
-  if (reading.held.value >= held_.At(now, kMicrosForToken)) held_ = {reading.held.value, now};
+  if (reading.last.value >= last_.At(now, kMicrosForToken)) last_ = {reading.last.value, now};
   if (reading.wall.value >= wall_.At(now, 1)) wall_ = {reading.wall.value, now};
 }
 
 Token RemoteClock::AtMost(FineInstant now) const {
-  const uint64_t furthest = std::max(held_.At(now, kMicrosForToken), wall_.At(now, 1));
+  const uint64_t furthest = std::max(last_.At(now, kMicrosForToken), wall_.At(now, 1));
   if (furthest == 0) return {};
   return Token{furthest + static_cast<uint64_t>(Micros{kOnTheWay}.count())};
 }

@@ -21,11 +21,10 @@ namespace turnstile {
 // restart in a loop must not run away from the wall clock.
 inline constexpr Millis kLargestLeadForMargin = std::chrono::minutes{10};
 
-// What another server tells of its clock: the highest token that it knows in a hold, and its wall
-// clock in microseconds. Not where its clock stands: what a server has only heard it must not tell
-// on, or two that tell each other would push each other ahead.
+// What another server tells of its clock: where it stands, which is where its next token comes
+// from, and its wall clock in microseconds.
 struct ClockReading {
-  Token held;
+  Token last;
   Token wall;
 };
 
@@ -36,7 +35,8 @@ struct ClockReading {
 // forgotten: a wall clock that was wrong then may be right now.
 class RemoteClock {
  public:
-  static constexpr Millis kOnTheWay{5};
+  // Not much: a node that gets a slot back adds it to what the other has added.
+  static constexpr Millis kOnTheWay{50};
   static constexpr Millis kForgottenAfter = std::chrono::minutes{10};
 
   void Observe(ClockReading reading, FineInstant now);
@@ -53,7 +53,7 @@ class RemoteClock {
   };
   static constexpr uint64_t kMicrosForToken = 2;
 
-  Growing held_;
+  Growing last_;
   Growing wall_;
 };
 
@@ -63,11 +63,8 @@ class TokenClock {
   // itself: the grant that uses the token is a fact, and every fact is shown to Observe.
   std::optional<Token> Next(FineInstant now) const;
 
-  // Raises the clock to `token`, which is in a hold that was granted here, loaded, restored or
-  // replicated.
+  // Raises the clock to `token`, which was granted here, loaded, restored or replicated.
   void Observe(Token token);
-  // Raises the clock to `floor`: nothing up to it will be issued.
-  void Raise(Token floor);
 
   // Called when this server starts to issue: at its start and at its promotion. The clock becomes
   // max(last, now) + margin; the margin covers tokens that this server never heard of.
@@ -91,7 +88,6 @@ class TokenClock {
 
  private:
   Token last_;
-  Token held_;  // the highest in a hold
 };
 
 // How far `token` is ahead of the wall clock; zero if it is not.

@@ -37,11 +37,12 @@ std::string Setting(RedisModuleCtx* ctx, const char* name) {
 }
 
 bool in_cluster = false;
-// A command may have changed the slots since they were looked at: for the clock, for the waiters.
-bool clock_may_lag = true;
-bool waiters_may_lag = true;
-Instant next_look = kMinInstant;
 int exports = 0;  // that are going on
+
+// When the cluster was looked at, and when a command was seen that may change the slots.
+Instant looked_at = kMinInstant;
+Instant alarmed_at = kMinInstant;
+Micros look_took{0};
 
 // As the last look found them.
 struct {
@@ -56,27 +57,25 @@ bool ChangesSlots(std::string_view subcommand) {
          IsKeyword(subcommand, "DELSLOTSRANGE") || IsKeyword(subcommand, "FLUSHSLOTS");
 }
 
-void SlotsMayHaveChanged() { clock_may_lag = waiters_may_lag = true; }
+void SlotsMayChange() { alarmed_at = ToInstant(WallNow()); }
 
 // Sees every command before it runs, and before it is known whether it may.
 void LookAtCommand(RedisModuleCommandFilterCtx* command) {
-  const std::string_view name = ToView(RedisModule_CommandFilterArgGet(command, 0));
-  if (IsKeyword(name, "ASKING")) {
-    if (known.arriving.any()) Tokens().SlotsCame(WallNow());
-  } else if (IsKeyword(name, "CLUSTER") && RedisModule_CommandFilterArgsCount(command) > 1 &&
-             ChangesSlots(ToView(RedisModule_CommandFilterArgGet(command, 1)))) {
-    SlotsMayHaveChanged();
+  if (IsKeyword(ToView(RedisModule_CommandFilterArgGet(command, 0)), "CLUSTER") &&
+      RedisModule_CommandFilterArgsCount(command) > 1 &&
+      ChangesSlots(ToView(RedisModule_CommandFilterArgGet(command, 1)))) {
+    SlotsMayChange();
   }
 }
 
-// What nodes say to each other: the highest token in a hold and the wall clock, in decimal digits
-// with a space between.
+// What nodes say to each other: the last token and the wall clock, in decimal digits with a space
+// between.
 constexpr uint8_t kReadingMessage = 1;
 
 void TellReading(RedisModuleCtx* ctx, FineInstant now) {
   const ClockReading reading = Tokens().clock().Read(now);
   const std::string text =
-      std::to_string(reading.held.value) + ' ' + std::to_string(reading.wall.value);
+      std::to_string(reading.last.value) + ' ' + std::to_string(reading.wall.value);
   RedisModule_SendClusterMessage(ctx, /*target=*/nullptr, kReadingMessage, text.data(),
                                  static_cast<uint32_t>(text.size()));
 }
@@ -85,14 +84,14 @@ void OnReading(RedisModuleCtx* /*ctx*/, const char* /*sender*/, uint8_t /*type*/
                const unsigned char* payload, uint32_t size) {
   const std::string_view text(reinterpret_cast<const char*>(payload), size);
   const size_t space = std::min(text.find(' '), text.size());
-  const auto held = ParseToken(text.substr(0, space));
+  const auto last = ParseToken(text.substr(0, space));
   const auto wall = ParseToken(text.substr(std::min(space + 1, text.size())));
   const FineInstant now = WallNow();
-  // A clock that leads by more is broken, and would break ours.
-  if (!wall.has_value() || !MayBeFloor(*wall, now)) return;
-  // A node that has granted nothing yet says 0.
-  const Token highest = held.value_or(Token{});
-  if (MayBeFloor(highest, now)) Tokens().HearFromNode({.held = highest, .wall = *wall}, now);
+  // A clock that leads by more than an hour is broken, and would break ours.
+  if (last.has_value() && wall.has_value() && MayBeRestored(*last, now) &&
+      MayBeRestored(*wall, now)) {
+    Tokens().HearFromNode({.last = *last, .wall = *wall}, now);
+  }
 }
 
 // Valkey 9's atomic slot migration.
@@ -104,7 +103,7 @@ constexpr uint64_t kExportCompleted = 5;
 
 void OnSlotMigration(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment,
                      void* /*data*/) {
-  SlotsMayHaveChanged();
+  SlotsMayChange();
   if (moment == kImportCompleted) Tokens().SlotsCame(WallNow());
   if (moment == kExportStarted) {
     TellReading(ctx, WallNow());
@@ -115,7 +114,8 @@ void OnSlotMigration(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t m
 }
 
 void FollowSlots(RedisModuleCtx* ctx, ClusterView& cluster, FineInstant now) {
-  clock_may_lag = false;
+  const bool alarmed = looked_at <= alarmed_at;
+  looked_at = ToInstant(now);
   const ClusterMap* map = cluster.Map();
   if (map == nullptr) return;
   // A slot whose move was given up has been open to clients on the other node too.
@@ -125,7 +125,8 @@ void FollowSlots(RedisModuleCtx* ctx, ClusterView& cluster, FineInstant now) {
                        map->arriving() != known.arriving;
   known = {map->ours(), map->leaving(), map->arriving()};
   if (came.any()) Tokens().SlotsCame(now);
-  if (changed && Tokens().issuing()) TellReading(ctx, now);
+  if (!Tokens().issuing()) return;
+  if (Tokens().TakeUntoldStart() || alarmed || changed) TellReading(ctx, now);
 }
 
 }  // namespace
@@ -143,26 +144,41 @@ bool RegisterCluster(RedisModuleCtx* ctx, const Engine& engine) {
 
 bool InCluster() { return in_cluster; }
 
-void CatchUpWithSlots(RedisModuleCtx* ctx, FineInstant now) {
-  if (!in_cluster || !clock_may_lag) return;
-  ClusterView cluster(ctx);
-  FollowSlots(ctx, cluster, now);
+void CatchUpWithSlots(RedisModuleCtx* ctx, std::string_view key, FineInstant now) {
+  if (!in_cluster) return;
+  const Slot slot = SlotOf(key);
+  // One that is about to leave may be all ours again, if there was an alarm.
+  const bool may_be_back = known.leaving[slot] && looked_at <= alarmed_at;
+  if (known.ours[slot] && !may_be_back) return;
+  if (!known.arriving[slot]) {
+    ClusterView cluster(ctx);
+    FollowSlots(ctx, cluster, now);
+  }
+  // For one that arrives again and again: the other node goes on too.
+  if (!known.ours[slot]) Tokens().SlotsCame(now);
 }
 
 Instant NextLookAtCluster() {
+  // At once when there is an alarm; but in a large cluster a look takes a millisecond, and anybody
+  // can send us commands: a tenth of our time is enough.
+  const Millis rest = std::chrono::ceil<Millis>(look_took * 9);
+  // From Valkey 8 on such a command takes effect when replicas have agreed.
+  constexpr Millis kShortlyAfter{50};
+  constexpr Millis kAtRest{1000};
+  constexpr Millis kUntilItHappens{2500};
   if (!in_cluster) return kMaxInstant;
-  return waiters_may_lag ? kMinInstant : next_look;
+  if (looked_at == kMinInstant) return kMinInstant;
+  if (looked_at <= alarmed_at || Tokens().has_untold_start()) return looked_at + rest;
+  return looked_at + (looked_at < alarmed_at + kUntilItHappens ? kShortlyAfter : kAtRest);
 }
 
 void LookAtCluster(RedisModuleCtx* ctx, FineInstant now) {
-  constexpr Millis kLookEvery{1000};
   const Instant moment = ToInstant(now);
-  // One that is too far away was set before the wall clock was set back.
-  if (!waiters_may_lag && moment < next_look && next_look <= moment + kLookEvery) return;
-  waiters_may_lag = false;
-  next_look = moment + kLookEvery;
+  // A look in the future was taken before the wall clock was set back.
+  if (moment < NextLookAtCluster() && looked_at <= moment) return;
   ClusterView cluster(ctx);
   FollowSlots(ctx, cluster, now);
+  look_took = std::max(WallNow() - now, Micros{0});
   TheWaiters().LeaveLostSlots(cluster);
 }
 

@@ -7,19 +7,20 @@
 // A slot that comes here brings the locks in it with their tokens, but nothing of the tokens of
 // locks that are free: our clock has to get ahead of whatever the other node has issued. For that
 // it leads the wall clock by the margin. But a node that has got slots a moment ago itself leads by
-// the margin: so whenever slots come or go, nodes tell each other what they have issued.
+// the margin: so whenever slots come or go, nodes tell each other where their clocks stand.
 //
-// Before Valkey 9 no server event tells of slots. So we look at the cluster: every second; before
-// anything is granted after a command that may have changed the slots; and while a slot is on its
-// way here, the word ASKING alone is enough, for it lets a client in that was sent after it. Such
-// commands are seen by a filter, which runs before the server has checked the caller: it must not
-// believe what it sees, only look for itself.
+// Before Valkey 9 no server event tells of slots. So we look at the cluster: before anything is
+// granted in a slot that was not known to be ours; every second; and when a command is seen that
+// may be about to change the slots. Such commands are seen by a filter, which runs before the
+// server has checked who sends them, and, from Valkey 8 on, a moment before they take effect: it
+// believes nothing, it only makes us look, and tell where our clock stands.
 
 #ifndef TURNSTILE_REDIS_CLUSTER_H_
 #define TURNSTILE_REDIS_CLUSTER_H_
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "core/cluster.h"
 #include "redis/redis_api.h"
@@ -31,13 +32,14 @@ bool RegisterCluster(RedisModuleCtx* ctx, const Engine& engine);
 
 bool InCluster();
 
-// To be called before a command is granted something: if a command before it may have changed the
-// slots, the token clock follows.
-void CatchUpWithSlots(RedisModuleCtx* ctx, FineInstant now);
+// To be called before a lock is granted to somebody new. If its slot was not known to be ours, the
+// token clock gets ahead of what others have issued in it.
+void CatchUpWithSlots(RedisModuleCtx* ctx, std::string_view key, FineInstant now);
 
 // When the next look is due; kMaxInstant outside clusters. Then the token clock follows the slots,
 // and those who wait for what is gone are told.
 Instant NextLookAtCluster();
+// Looks if it is due.
 void LookAtCluster(RedisModuleCtx* ctx, FineInstant now);
 
 // Whether Valkey is moving slots away in one step. It gives up if meanwhile something is replicated

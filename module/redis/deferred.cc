@@ -84,10 +84,11 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
   const FineInstant now = WallNow();
   Instant next = ToInstant(now);
   waiters.TimeOut(next);
+  const bool may_write = MayWrite(ctx);
+  if (may_write) tokens.Issuing(now);
   if (InCluster()) LookAtCluster(ctx, now);
   if (owes || due <= now) {
-    if (MayWrite(ctx)) {
-      tokens.Issuing(now);
+    if (may_write) {
       if (!ExportsSlots()) {
         if (const auto floor = tokens.TakeUntoldFloor(); floor.has_value()) TellFloor(ctx, *floor);
       }

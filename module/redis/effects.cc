@@ -208,7 +208,7 @@ void Obey(RedisModuleCtx* ctx, LockKey& key, const Ended& ended) {
 }
 
 void Obey(RedisModuleCtx* ctx, const FloorFact& floor) {
-  Tokens().Raise(floor.token);
+  Tokens().Observe(floor.token);
   RedisModule_ReplicateVerbatim(ctx);
 }
 

@@ -127,7 +127,7 @@ int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (request.session && !session.has_value()) return ReplyNoSession(ctx);
 
   const FineInstant now = WallNow();
-  CatchUpWithSlots(ctx, now);
+  CatchUpWithSlots(ctx, ToView(argv[kKey]), now);
   LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
   if (keys.any_wrong_type()) return ReplyWrongType(ctx);
   Waiters& waiters = TheWaiters();

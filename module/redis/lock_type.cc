@@ -62,7 +62,7 @@ int AuxLoad(RedisModuleIO* io, int encver, int /*when*/) {
   if (encver > static_cast<int>(kCurrentEncoding)) return REDISMODULE_ERR;
   const Token token{RedisModule_LoadUnsigned(io)};
   if (RedisModule_IsIOError(io) != 0 || token > kMaxToken) return REDISMODULE_ERR;
-  Tokens().Raise(token);
+  Tokens().Observe(token);
   return REDISMODULE_OK;
 }
 

@@ -9,8 +9,9 @@ namespace turnstile {
 const TokenClock& ServerTokens::Issuing(FineInstant now) {
   if (!issuing_) {
     issuing_ = true;
+    untold_start_ = true;
     issuing_since_ = ToInstant(now);
-    clock_.Raise(nodes_.AtMost(now));
+    clock_.Observe(nodes_.AtMost(now));
     untold_floor_ = clock_.StartIssuing(now, TokenMargin());
   }
   return clock_;
@@ -27,20 +28,23 @@ void ServerTokens::TellFloorAgain(FineInstant now) {
 
 void ServerTokens::SlotsCame(FineInstant now) {
   slots_came_ = now;
-  TakePlace(now, TokenMargin());
+  if (issuing_ && clock_.TakePlace(now, TokenMargin(), nodes_)) TellFloorSoon(now);
 }
 
 void ServerTokens::HearFromNode(ClockReading reading, FineInstant now) {
   nodes_.Observe(reading, now);
-  // The message may be slower than the slot.
+  // The message may be slower than the slot. No more than what it says: two nodes that hear of each
+  // other must not push each other ahead.
   constexpr Millis kLate{10000};
-  if (slots_came_ <= now && now < slots_came_ + kLate) TakePlace(now, Millis{0});
+  const bool just_came = slots_came_ <= now && now < slots_came_ + kLate;
+  if (!issuing_ || !just_came || reading.last <= clock_.last()) return;
+  clock_.Observe(reading.last);
+  TellFloorSoon(now);
 }
 
-void ServerTokens::TakePlace(FineInstant now, Millis margin) {
-  if (!issuing_ || !clock_.TakePlace(now, margin, nodes_)) return;
-  // Slots come by the thousand, and so do clients that are sent here with ASK: a fact a second is
-  // enough, as every grant is one too.
+// Slots come by the thousand, and so do clients that are sent here with ASK: a fact a second is
+// enough, as every grant is one too.
+void ServerTokens::TellFloorSoon(FineInstant now) {
   constexpr Millis kTellEvery{1000};
   if (told_at_ <= now && now < told_at_ + kTellEvery) return;
   told_at_ = now;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "core/decide.h"
 #include "core/token_clock.h"
@@ -24,14 +25,13 @@ class ServerTokens {
   // How long from now; zero if it is over.
   Millis GraceLeft(Instant now) const { return std::max(GraceEnd() - now, Millis{0}); }
 
-  // A token in a hold that was granted here, loaded, restored or replicated.
+  // A token that was granted here, loaded, restored or replicated.
   void Observe(Token token) { clock_.Observe(token); }
-  // No token up to this will be issued: as the primary, or the last life of this server, says.
-  void Raise(Token floor) { clock_.Raise(floor); }
 
   // From now on this server may issue for locks for which another node of the cluster has issued.
   void SlotsCame(FineInstant now);
-  // Another node tells what it has issued.
+  // Another node tells where its clock stands. Raises ours only if slots came a moment ago: who has
+  // nothing to do with a move must not lead for it.
   void HearFromNode(ClockReading reading, FineInstant now);
 
   // The server is a replica now: it issues nothing until it is promoted.
@@ -44,15 +44,20 @@ class ServerTokens {
   // The floor that replicas and the AOF have not been told yet, if any; the caller tells them.
   std::optional<Token> TakeUntoldFloor();
 
+  // Whether the clock was set ahead by a start, and other nodes of a cluster do not know yet.
+  bool has_untold_start() const { return untold_start_; }
+  bool TakeUntoldStart() { return std::exchange(untold_start_, false); }
+
   bool issuing() const { return issuing_; }
   bool has_untold_floor() const { return untold_floor_.has_value(); }
   const TokenClock& clock() const { return clock_; }
 
  private:
-  void TakePlace(FineInstant now, Millis margin);
+  void TellFloorSoon(FineInstant now);
 
   TokenClock clock_;
   bool issuing_ = false;
+  bool untold_start_ = false;
   Instant issuing_since_ = kMinInstant;
   std::optional<Token> untold_floor_;
   FineInstant told_at_{};  // when a floor was told last because slots came

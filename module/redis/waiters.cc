@@ -297,6 +297,7 @@ WaitQueue::Offered Waiters::Offer(RedisModuleCtx* ctx, Parked& parked, LockName 
     return ahead;
   });
   const Site& site_here = sites.get()[here_at];
+  CatchUpWithSlots(ctx, here.key, now);
   const TokenClock& clock = Tokens().Issuing(now);
   const Admission admission = Decide(sites.get(), request, now, clock, Tokens().GraceAt(moment));
   if (admission.busy()) {

@@ -263,16 +263,16 @@ TEST(TokenClock, TakingAPlaceLeadsByTheMarginAndNoMore) {
 TEST(TokenClock, TakingAPlaceIsMoreThanTheOthersHaveIssued) {
   RemoteClock others;
   EXPECT_EQ(others.AtMost(At(kNow)), Token{0});
-  others.Observe({.held = Token{kNow + 60 * kSecond}, .wall = Token{kNow + 2 * kSecond}}, At(kNow));
+  others.Observe({.last = Token{kNow + 60 * kSecond}, .wall = Token{kNow + 2 * kSecond}}, At(kNow));
   TokenClock clock;
   EXPECT_TRUE(clock.TakePlace(At(kNow), kMargin, others));
   EXPECT_GT(clock.last(), Token{kNow + 60 * kSecond});
 }
 
 TEST(RemoteClock, GoesOnAtMostAsFastAsAServerCan) {
-  constexpr uint64_t kOnTheWay = 5000;
+  constexpr uint64_t kOnTheWay = 50000;
   RemoteClock others;
-  others.Observe({.held = Token{kNow + 60 * kSecond}, .wall = Token{kNow + 2 * kSecond}}, At(kNow));
+  others.Observe({.last = Token{kNow + 60 * kSecond}, .wall = Token{kNow + 2 * kSecond}}, At(kNow));
   EXPECT_EQ(others.AtMost(At(kNow)), Token{kNow + 60 * kSecond + kOnTheWay});
   EXPECT_EQ(others.AtMost(At(kNow + 10)), Token{kNow + 60 * kSecond + 5 + kOnTheWay});
   // The lead has melted, and what is left is a wall clock that is ahead of ours.
@@ -285,42 +285,32 @@ TEST(RemoteClock, GoesOnAtMostAsFastAsAServerCan) {
 
 TEST(RemoteClock, KeepsTheFurthestAndForgets) {
   RemoteClock others;
-  others.Observe({.held = Token{kNow + 60 * kSecond}, .wall = Token{kNow}}, At(kNow));
+  others.Observe({.last = Token{kNow + 60 * kSecond}, .wall = Token{kNow}}, At(kNow));
   const Token furthest = others.AtMost(At(kNow));
-  others.Observe({.held = Token{kNow + 50 * kSecond}, .wall = Token{kNow}}, At(kNow));
+  others.Observe({.last = Token{kNow + 50 * kSecond}, .wall = Token{kNow}}, At(kNow));
   EXPECT_EQ(others.AtMost(At(kNow)), furthest);
-  others.Observe({.held = Token{kNow + 70 * kSecond}, .wall = Token{kNow}}, At(kNow));
+  others.Observe({.last = Token{kNow + 70 * kSecond}, .wall = Token{kNow}}, At(kNow));
   EXPECT_GT(others.AtMost(At(kNow)), furthest);
 
   EXPECT_GT(others.AtMost(At(kNow + kTenMinutes)), Token{kNow});
   EXPECT_EQ(others.AtMost(At(kNow + kTenMinutes + 1)), Token{0});
   EXPECT_EQ(others.AtMost(kEndOfTime), Token{0});
-  others.Observe({.held = Token{kNow}, .wall = Token{kNow}}, At(kNow + kTenMinutes + 1));
+  others.Observe({.last = Token{kNow}, .wall = Token{kNow}}, At(kNow + kTenMinutes + 1));
   EXPECT_GT(others.AtMost(At(kNow + kTenMinutes + 1)), Token{kNow});
 }
 
 // One server has issued more, another has the faster wall clock, which overtakes.
 TEST(RemoteClock, KeepsWhatIsFurthestLater) {
   RemoteClock others;
-  others.Observe({.held = Token{kNow + 10 * kSecond}, .wall = Token{kNow}}, At(kNow));
-  others.Observe({.held = Token{0}, .wall = Token{kNow + 9 * kSecond}}, At(kNow));
+  others.Observe({.last = Token{kNow + 10 * kSecond}, .wall = Token{kNow}}, At(kNow));
+  others.Observe({.last = Token{0}, .wall = Token{kNow + 9 * kSecond}}, At(kNow));
   EXPECT_LT(others.AtMost(At(kNow)), Token{kNow + 11 * kSecond});
   EXPECT_GT(others.AtMost(At(kNow + 20 * kSecond)), Token{kNow + 29 * kSecond});
 }
 
-TEST(TokenClock, TellsWhatIsInAHoldAndNotWhatItOnlyHeard) {
-  TokenClock clock = ClockAt(kNow);
-  clock.Raise(Token{kNow + kTenMinutes});
-  EXPECT_EQ(clock.last(), Token{kNow + kTenMinutes});
-  EXPECT_EQ(clock.Read(At(kNow + 1)).held, Token{kNow});
-  EXPECT_EQ(clock.Read(At(kNow + 1)).wall, Token{kNow + 1});
-  const uint64_t issued = Issue(clock, At(kNow + 2));
-  EXPECT_EQ(issued, kNow + kTenMinutes + 1);
-  EXPECT_EQ(clock.Read(At(kNow + 2)).held, Token{issued});
-}
-
-// Two nodes give each other a slot, back and forth, as fast as they can, and each hears the other's
-// reading before it issues, if it does. Their wall clocks are apart, by more than the margin.
+// Two nodes give each other a slot, back and forth, a few times a second, and each hears the
+// other's reading before it issues, if it does. Their wall clocks are apart, by more than the
+// margin.
 class SlotExchange : public ::testing::TestWithParam<uint64_t> {};
 
 TEST_P(SlotExchange, TokensRiseAndTheLeadDoesNotRunAway) {
@@ -335,7 +325,7 @@ TEST_P(SlotExchange, TokensRiseAndTheLeadDoesNotRunAway) {
     const auto to = 1 - from;
     const auto at = [&](size_t node) { return At(wall + (node == 0 ? kApart : 0)); };
     heard[to].Observe(clocks[from].Read(at(from)), at(to));
-    wall += random() % 3000;
+    wall += random() % 400'000;
     clocks[to].TakePlace(at(to), kMargin, heard[to]);
     for (uint64_t grants = GetParam() > 0 ? random() % GetParam() : 0; grants > 0; grants--) {
       const uint64_t token = Issue(clocks[to], at(to));
@@ -344,11 +334,8 @@ TEST_P(SlotExchange, TokensRiseAndTheLeadDoesNotRunAway) {
       wall += random() % 50;
     }
   }
-  // It is what the wall clocks are apart, and the margin; and, as long as they go on like this, a
-  // few milliseconds for each time that a token was issued in between.
-  const Micros needed = Micros{kApart} + kMargin;
-  EXPECT_LE(clocks[1].LeadAt(At(wall)),
-            GetParam() == 0 ? needed : needed + std::chrono::minutes{6});
+  // It stays what the wall clocks are apart, and the margin, and a little.
+  EXPECT_LE(clocks[1].LeadAt(At(wall)), Micros{kApart} + kMargin + std::chrono::seconds{1});
 }
 
 INSTANTIATE_TEST_SUITE_P(, SlotExchange, ::testing::Values(0, 20));

@@ -35,8 +35,9 @@ struct ClockReading {
 // forgotten: a wall clock that was wrong then may be right now.
 class RemoteClock {
  public:
-  // Not much: a node that gets a slot back adds it to what the other has added.
-  static constexpr Millis kOnTheWay{50};
+  // Little: a node that gets a slot adds it to what others, who got slots of it, have added. With
+  // this the lead melts faster than slots can be moved.
+  static constexpr Millis kOnTheWay{1};
   static constexpr Millis kForgottenAfter = std::chrono::minutes{10};
 
   void Observe(ClockReading reading, FineInstant now);

@@ -124,9 +124,10 @@ void FollowSlots(RedisModuleCtx* ctx, ClusterView& cluster, FineInstant now) {
   const bool changed = map->ours() != known.ours || map->leaving() != known.leaving ||
                        map->arriving() != known.arriving;
   known = {map->ours(), map->leaving(), map->arriving()};
-  if (came.any()) Tokens().SlotsCame(now);
   if (!Tokens().issuing()) return;
-  if (Tokens().TakeUntoldStart() || alarmed || changed) TellReading(ctx, now);
+  const bool started = Tokens().TakeUntoldStart();  // which has set the clock ahead already
+  if (came.any() && !started) Tokens().SlotsCame(now);
+  if (started || alarmed || changed) TellReading(ctx, now);
 }
 
 }  // namespace

@@ -324,7 +324,7 @@ int64_t LeadOf(Client& client) {
 TEST(SlotBystanderTest, NodesThatExchangeSlotsPushNobodyAhead) {
   Cluster cluster({.primaries = 3, .args = {"--turnstile.token-margin-ms", "1000"}});
   for (int64_t slot = 0; slot < 200; slot++) SlotMove(cluster, slot, 0, 1).Whole();
-  for (const size_t node : {0, 1, 2}) EXPECT_LE(LeadOf(cluster.client(node)), 1100) << node;
+  for (size_t node = 0; node < 3; node++) EXPECT_LE(LeadOf(cluster.client(node)), 1100) << node;
 }
 
 // What is refused has no effect; also what the server refuses only after we have seen it.

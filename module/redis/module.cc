@@ -41,7 +41,7 @@ int OnLoad(RedisModuleCtx* ctx, int argc) {
     return Refuse(ctx, "the server lacks events");
   }
   RedisModule_Log(ctx, "notice", "turnstile %s on %s%s", TURNSTILE_VERSION,
-                  engine.Describe().c_str(), engine.IsTested() ? "" : ", which is untested");
+                  engine.Describe().c_str(), engine.Remark());
   return REDISMODULE_OK;
 }
 

@@ -92,10 +92,15 @@ bool Engine::IsKnown() const {
   });
 }
 
-bool Engine::IsTested() const {
-  return std::any_of(std::begin(kTested), std::end(kTested), [this](const TestedEngine& tested) {
-    return name == tested.name && version >= tested.from && version < tested.before;
-  });
+const char* Engine::Remark() const {
+  const bool tested =
+      std::any_of(std::begin(kTested), std::end(kTested), [this](const TestedEngine& engine) {
+        return name == engine.name && version >= engine.from && version < engine.before;
+      });
+  if (!tested) return ", which is untested";
+  // See MoveRepair in deferred.cc. Which patch release mends it we do not know.
+  const bool loses_copies = name == kValkey && version >= Version(8, 1) && version < Version(8, 2);
+  return loses_copies ? "; do not use COPY with DB on it, see valkey-io/valkey pull 4024" : "";
 }
 
 bool MovesSlotsAtomically(const Engine& engine) {

@@ -30,7 +30,7 @@ struct Engine {
 
   std::string Describe() const;  // for example "Valkey 8.1.1"
   bool IsKnown() const;          // one of the three, and not older than we need
-  bool IsTested() const;         // the tests of this release ran on it
+  const char* Remark() const;    // what an operator should know of it, for the log; may be empty
 };
 // The version number alone cannot tell Redis 8 from Valkey 8.
 Engine FindEngine(RedisModuleCtx* ctx);

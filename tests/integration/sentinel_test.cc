@@ -174,10 +174,10 @@ TEST(SentinelTest, APrimaryIsCutOffAndComesBack) {
   const int64_t kept = MustAcquire(client, "kept", "keeper");
   Waiter heir(old, "job", "heir");
   Waiter patient(old, "kept", "patient");
-  Waiter timed(old, "kept", "timed", {.wait_ms = 3000});
   Settle(client, 2);
-  // It ends while nobody hears from the primary.
-  EXPECT_EQ(client.Do("LOCK.TOUCH", "job", "stale", "PX", 2000), Reply::Int(1));
+  // Both end while nobody hears from the primary.
+  Waiter timed(old, "kept", "timed", {.wait_ms = 5000});
+  EXPECT_EQ(client.Do("LOCK.TOUCH", "job", "stale", "PX", 4000), Reply::Int(1));
   const int64_t end = EndOf(client, "job");
   Settle(client, 2);
   EXPECT_FALSE(heir.HasReply());

@@ -39,10 +39,10 @@ std::string Setting(RedisModuleCtx* ctx, const char* name) {
 bool in_cluster = false;
 int exports = 0;  // that are going on
 
-// When the cluster was looked at, and when a command was seen that may change the slots.
-Instant looked_at = kMinInstant;
-Instant alarmed_at = kMinInstant;
-Micros look_took{0};
+Instant looked_at = kMinInstant;  // when we looked at the cluster last,
+Micros look_took{0};              // and how long that took
+bool alarmed = true;              // since then a command was seen that may change the slots
+int looks_ahead = 0;              // so many more will follow soon
 
 // As the last look found them.
 struct {
@@ -57,7 +57,15 @@ bool ChangesSlots(std::string_view subcommand) {
          IsKeyword(subcommand, "DELSLOTSRANGE") || IsKeyword(subcommand, "FLUSHSLOTS");
 }
 
-void SlotsMayChange() { alarmed_at = ToInstant(WallNow()); }
+// From Valkey 8 on such a command takes effect only when replicas have agreed, or two seconds
+// later.
+constexpr int kLooksAfterAlarm = 50;
+constexpr Millis kBetweenThese{50};
+
+void SlotsMayChange() {
+  alarmed = true;
+  looks_ahead = kLooksAfterAlarm;
+}
 
 // Sees every command before it runs, and before it is known whether it may.
 void LookAtCommand(RedisModuleCommandFilterCtx* command) {
@@ -114,7 +122,8 @@ void OnSlotMigration(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t m
 }
 
 void FollowSlots(RedisModuleCtx* ctx, ClusterView& cluster, FineInstant now) {
-  const bool alarmed = looked_at <= alarmed_at;
+  const bool was_alarmed = std::exchange(alarmed, false);
+  looks_ahead = std::max(looks_ahead - 1, 0);
   looked_at = ToInstant(now);
   const ClusterMap* map = cluster.Map();
   if (map == nullptr) return;
@@ -127,7 +136,7 @@ void FollowSlots(RedisModuleCtx* ctx, ClusterView& cluster, FineInstant now) {
   if (!Tokens().issuing()) return;
   const bool started = Tokens().TakeUntoldStart();  // which has set the clock ahead already
   if (came.any() && !started) Tokens().SlotsCame(now);
-  if (started || alarmed || changed) TellReading(ctx, now);
+  if (started || was_alarmed || changed) TellReading(ctx, now);
 }
 
 }  // namespace
@@ -148,8 +157,8 @@ bool InCluster() { return in_cluster; }
 void CatchUpWithSlots(RedisModuleCtx* ctx, std::string_view key, FineInstant now) {
   if (!in_cluster) return;
   const Slot slot = SlotOf(key);
-  // One that is about to leave may be all ours again, if there was an alarm.
-  const bool may_be_back = known.leaving[slot] && looked_at <= alarmed_at;
+  // One that is about to leave may be all ours again, shortly after an alarm.
+  const bool may_be_back = known.leaving[slot] && looks_ahead > 0;
   if (known.ours[slot] && !may_be_back) return;
   if (!known.arriving[slot]) {
     ClusterView cluster(ctx);
@@ -160,17 +169,14 @@ void CatchUpWithSlots(RedisModuleCtx* ctx, std::string_view key, FineInstant now
 }
 
 Instant NextLookAtCluster() {
+  constexpr Millis kAtRest{1000};
+  if (!in_cluster) return kMaxInstant;
+  if (looked_at == kMinInstant) return kMinInstant;
   // At once when there is an alarm; but in a large cluster a look takes a millisecond, and anybody
   // can send us commands: a tenth of our time is enough.
   const Millis rest = std::chrono::ceil<Millis>(look_took * 9);
-  // From Valkey 8 on such a command takes effect when replicas have agreed.
-  constexpr Millis kShortlyAfter{50};
-  constexpr Millis kAtRest{1000};
-  constexpr Millis kUntilItHappens{2500};
-  if (!in_cluster) return kMaxInstant;
-  if (looked_at == kMinInstant) return kMinInstant;
-  if (looked_at <= alarmed_at || Tokens().has_untold_start()) return looked_at + rest;
-  return looked_at + (looked_at < alarmed_at + kUntilItHappens ? kShortlyAfter : kAtRest);
+  if (alarmed || Tokens().has_untold_start()) return looked_at + rest;
+  return looked_at + (looks_ahead > 0 ? kBetweenThese : kAtRest);
 }
 
 void LookAtCluster(RedisModuleCtx* ctx, FineInstant now) {

@@ -262,6 +262,7 @@ void Waiters::Settle(RedisModuleCtx* ctx, FineInstant now) {
 void Waiters::SettleLine(RedisModuleCtx* ctx, WaitQueue::Line& line, ClusterView& cluster,
                          FineInstant now) {
   const ScopedName name(ctx, line.lock());
+  CatchUpWithSlots(ctx, name.lock().key, now);
   {
     LockKey key(ctx, name.get(), LockKey::Access::kChange);
     RemoveOverdue(ctx, key, ToInstant(now));
@@ -297,7 +298,6 @@ WaitQueue::Offered Waiters::Offer(RedisModuleCtx* ctx, Parked& parked, LockName 
     return ahead;
   });
   const Site& site_here = sites.get()[here_at];
-  CatchUpWithSlots(ctx, here.key, now);
   const TokenClock& clock = Tokens().Issuing(now);
   const Admission admission = Decide(sites.get(), request, now, clock, Tokens().GraceAt(moment));
   if (admission.busy()) {

@@ -184,5 +184,6 @@ for (;;) {
   if (order === 'stop') break;
   await take(keys.split(','), value, Number(leaseMs), Number(waitMs), plan, Number(workMs));
 }
-connection.end();
 client.close();
+// A client may still be busy with connections to nodes that have changed their roles.
+connection.end(() => process.exit());

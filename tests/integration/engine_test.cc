@@ -3,11 +3,13 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <string>
@@ -104,8 +106,14 @@ class FakeServer {
 
   // What the module's OnLoad returns: 0 if it stays.
   int Load() {
+    // Each time a copy, which knows nothing of other servers, and which stays: its C++ runtime does
+    // not tidy up.
     const char* given = std::getenv("TURNSTILE_MODULE");
-    void* module = dlopen(given != nullptr ? given : TURNSTILE_MODULE_DEFAULT, RTLD_NOW);
+    const std::string copy = ::testing::TempDir() + "turnstile-" + std::to_string(getpid()) + "-" +
+                             std::to_string(loads_++) + ".so";
+    std::filesystem::copy_file(given != nullptr ? given : TURNSTILE_MODULE_DEFAULT, copy);
+    void* module = dlopen(copy.c_str(), RTLD_NOW);
+    std::filesystem::remove(copy);
     if (module == nullptr) {
       ADD_FAILURE() << dlerror();
       return -1;
@@ -114,9 +122,7 @@ class FakeServer {
     auto* on_load = reinterpret_cast<OnLoad*>(dlsym(module, "RedisModule_OnLoad"));
     // A module finds the function that finds all others where a context begins.
     void* context[8] = {reinterpret_cast<void*>(&GetApi)};
-    const int result = on_load(static_cast<void*>(context), nullptr, 0);
-    dlclose(module);
-    return result;
+    return on_load(static_cast<void*>(context), nullptr, 0);
   }
 
   const std::vector<std::string>& log() const { return log_; }
@@ -161,6 +167,7 @@ class FakeServer {
   }
   static void FreeServerInfo(void* /*ctx*/, void* /*info*/) {}
 
+  static inline int loads_ = 0;
   static inline int version_ = 0;
   static inline std::map<std::string, std::string> info_;
   static inline std::vector<std::string> log_;

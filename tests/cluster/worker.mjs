@@ -3,12 +3,9 @@
 // worker.mjs node-redis|ioredis REGISTER_PORT NODE_PORT...: see worker.py, which does the same.
 
 import { randomUUID } from 'node:crypto';
-import { once } from 'node:events';
-import net from 'node:net';
-import readline from 'node:readline';
-import { setTimeout as sleep } from 'node:timers/promises';
 import { createCluster } from '@redis/client';
 import { Cluster } from 'ioredis';
+import { connectToRegister } from '../support/register.mjs';
 
 const PATIENCE_MS = 10_000;
 // Errors of the server that no client in a cluster has to expect. All others pass.
@@ -55,17 +52,7 @@ const also = (keys) => (keys.length > 1 ? ['ALSO', String(keys.length - 1), ...k
 
 const [kind, registerPort, ...ports] = process.argv.slice(2);
 const client = await clients[kind](ports.map(Number));
-const connection = net.connect(Number(registerPort), '127.0.0.1').setNoDelay();
-await once(connection, 'connect');
-connection.write(`${kind}\n`);
-const replies = readline.createInterface({ input: connection })[Symbol.asyncIterator]();
-
-async function tell(...words) {
-  connection.write(`${words.join(' ')}\n`);
-  const { value, done } = await replies.next();
-  if (done) throw new Error('the register is gone');
-  return value.split(' ');
-}
+const { tell, end: hangUp } = await connectToRegister(registerPort, kind);
 
 /** The reply, or nothing certain. */
 async function tryOnce(command) {
@@ -78,7 +65,7 @@ async function tryOnce(command) {
       throw new GaveUp();
     }
     disturbances++;
-    await sleep(5 + Math.random() * 45);
+    await tell('disturbed'); // answered when the cluster has changed
     return { certain: false };
   }
 }
@@ -144,7 +131,18 @@ async function touchOrAskAgain(keys, owner, leaseMs, plan) {
   }
 }
 
-async function take(keys, value, leaseMs, waitMs, plan, workMs) {
+/** Returns when the lease is over: stands in line as somebody else. */
+async function outstay(keys, leaseMs) {
+  const heir = randomUUID();
+  try {
+    await acquire(keys, heir, leaseMs, PATIENCE_MS / 2);
+    await call('LOCK.RELEASE', keys[0], heir, ...also(keys));
+  } catch (error) {
+    if (!(error instanceof GaveUp)) throw error;
+  }
+}
+
+async function take(keys, value, leaseMs, waitMs, plan, work) {
   const owner = randomUUID();
   let token;
   let end;
@@ -160,17 +158,16 @@ async function take(keys, value, leaseMs, waitMs, plan, workMs) {
     await tell('missed', waitMs === 0 ? 'busy' : 'time-out');
     return;
   }
-  const latestEnd = performance.now() + leaseMs;
   if ((await tell('enter', token, end))[0] === 'too-late') {
     await release(keys, owner);
     return;
   }
   if (plan === 'oversleep') {
-    await sleep(Math.max(0, latestEnd + 50 - performance.now()));
+    await outstay(keys, leaseMs);
     await tell('wrote-late', await write(keys[0], token, value));
     return;
   }
-  await sleep(workMs);
+  await tell('work', work); // answered when others have done so much
   await touchOrAskAgain(keys, owner, leaseMs, plan);
   if (plan !== 'no-write') await tell('wrote', await write(keys[0], token, value));
   await tell('leave');
@@ -180,10 +177,10 @@ async function take(keys, value, leaseMs, waitMs, plan, workMs) {
 }
 
 for (;;) {
-  const [order, keys, value, leaseMs, waitMs, plan, workMs] = await tell('next');
+  const [order, keys, value, leaseMs, waitMs, plan, work] = await tell('next');
   if (order === 'stop') break;
-  await take(keys.split(','), value, Number(leaseMs), Number(waitMs), plan, Number(workMs));
+  await take(keys.split(','), value, Number(leaseMs), Number(waitMs), plan, work);
 }
 client.close();
 // A client may still be busy with connections to nodes that have changed their roles.
-connection.end(() => process.exit());
+hangUp(() => process.exit());

@@ -7,7 +7,6 @@ valid: counted from before the question, on the monotonic clock, which is the re
 """
 
 import logging
-import random
 import socket
 import sys
 import time
@@ -56,10 +55,10 @@ def is_passing(error):
 
 
 class Client:
-    def __init__(self, ports, surprise):
+    def __init__(self, ports, tell):
         self.ports = ports
         self.connect()
-        self.surprise = surprise
+        self.tell = tell
         self.disturbances = Disturbances()
         logger = logging.getLogger("redis")
         logger.addHandler(self.disturbances)
@@ -77,7 +76,7 @@ class Client:
             if str(error).startswith("FENCED"):
                 raise Fenced from error
             if not is_passing(error):
-                self.surprise(*command[:1], *str(error).split())
+                self.tell("surprise", *command[:1], *str(error).split())
                 raise GaveUp from error
         except IndexError:
             # redis-py 4.3 takes a primary for a replica when it is sent to the node that it knows
@@ -85,7 +84,7 @@ class Client:
             self.cluster.close()
             self.connect()
         self.disturbances.seen += 1
-        time.sleep(random.uniform(0.005, 0.05))
+        self.tell("disturbed")  # answered when the cluster has changed
         return None, False
 
     def call(self, *command):
@@ -128,7 +127,7 @@ class Worker:
         connection = socket.create_connection(("127.0.0.1", int(register_port)))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.register = connection.makefile("rw")
-        self.client = Client(ports, surprise=lambda *words: self.tell("surprise", *words))
+        self.client = Client(ports, self.tell)
         print(kind, file=self.register, flush=True)
 
     def tell(self, *words):
@@ -140,10 +139,10 @@ class Worker:
 
     def run(self):
         while (order := self.tell("next"))[0] != "stop":
-            keys, value, lease_ms, wait_ms, plan, work_ms = order[1:]
-            self.take(keys.split(","), value, int(lease_ms), int(wait_ms), plan, int(work_ms))
+            keys, value, lease_ms, wait_ms, plan, work = order[1:]
+            self.take(keys.split(","), value, int(lease_ms), int(wait_ms), plan, work)
 
-    def take(self, keys, value, lease_ms, wait_ms, plan, work_ms):
+    def take(self, keys, value, lease_ms, wait_ms, plan, work):
         client, owner = self.client, uuid.uuid4().hex
         try:
             token, end = client.acquire(keys, owner, lease_ms, wait_ms)
@@ -154,15 +153,14 @@ class Worker:
         if not token:
             self.tell("missed", "busy" if wait_ms == 0 else "time-out")
             return
-        latest_end = time.monotonic() + lease_ms / 1000
         if self.tell("enter", token, end) == ["too-late"]:
             self.release(keys, owner)
             return
         if plan == "oversleep":
-            time.sleep(max(0, latest_end + 0.05 - time.monotonic()))
+            self.outstay(keys, lease_ms)
             self.tell("wrote-late", client.write(keys[0], token, value))
             return
-        time.sleep(work_ms / 1000)
+        self.tell("work", work)  # answered when others have done so much
         try:
             if plan == "touch":
                 end = now_us() + lease_ms * 1000
@@ -177,6 +175,15 @@ class Worker:
         self.tell("leave")
         if self.release(keys, owner) and plan == "late-write":
             self.tell("wrote-late", client.write(keys[0], token, value))
+
+    def outstay(self, keys, lease_ms):
+        """Returns when the lease is over: stands in line as somebody else."""
+        heir = uuid.uuid4().hex
+        try:
+            self.client.acquire(keys, heir, lease_ms, PATIENCE_S * 500)
+            self.client.call("LOCK.RELEASE", keys[0], heir, *also(keys))
+        except GaveUp:
+            pass
 
     def release(self, keys, owner):
         disturbances = self.client.disturbances.seen

@@ -30,6 +30,14 @@ Reply DoAsking(Client& client, const Command& command) {
 // Two nodes, a lock on the first, and its slot about to move to the second.
 class SlotMoveTest : public ::testing::Test {
  protected:
+  // One who was sent after the lock, with ASK, and waits for it where it arrives.
+  Waiter WaitsThere(const char* owner) {
+    Waiter waiter(cluster_.server(1));
+    EXPECT_EQ(waiter.Do("ASKING"), Reply::Ok());
+    waiter.Wait(key_, owner);
+    return waiter;
+  }
+
   Cluster cluster_{{.primaries = 2}};
   const std::string key_ = cluster_.KeyOn(0);
   const int64_t slot_ = cluster_.SlotOf(key_);
@@ -85,9 +93,7 @@ TEST_F(SlotMoveTest, WaitersAreToldWhenTheirLockHasGone) {
   // They ask again: the old node sends them to the new one, where they stand in line until the slot
   // has arrived and longer.
   EXPECT_TRUE(old_.Do(AcquireWaiting(key_, "bob")).IsError("ASK"));
-  Waiter bob_again(cluster_.server(1));
-  EXPECT_EQ(bob_again.Do("ASKING"), Reply::Ok());
-  bob_again.Wait(key_, "bob");
+  Waiter bob_again = WaitsThere("bob");
   move_.End();
   Waiter carol_again(cluster_.server(1), key_, "carol");
   EXPECT_EQ(new_.Do("LOCK.RELEASE", key_, "alice"), Reply::Int(1));
@@ -123,9 +129,7 @@ TEST_F(SlotMoveTest, NorToWaitersWhereItIsArriving) {
   MustAcquire(old_, key_, "alice");
   move_.Begin();
   ASSERT_EQ(move_.MoveKeys(), 1);
-  Waiter bob(cluster_.server(1));
-  EXPECT_EQ(bob.Do("ASKING"), Reply::Ok());
-  bob.Wait(key_, "bob");
+  Waiter bob = WaitsThere("bob");
   EXPECT_EQ(DoAsking(new_, {"LOCK.RELEASE", key_, "alice"}), Reply::Int(1));
   const Reply reply = bob.Read();
   EXPECT_TRUE(reply.IsError("TRYAGAIN")) << reply;
@@ -181,9 +185,7 @@ TEST_F(SlotMoveTest, WaitersOfAnAbortedArrivalAreSentBack) {
   MustAcquire(old_, key_, "alice");
   move_.Begin();
   ASSERT_EQ(move_.MoveKeys(), 1);
-  Waiter bob(cluster_.server(1));
-  EXPECT_EQ(bob.Do("ASKING"), Reply::Ok());
-  bob.Wait(key_, "bob");
+  Waiter bob = WaitsThere("bob");
   move_.Abort();
   EXPECT_EQ(bob.Read(), Reply::Error(MovedTo(cluster_, slot_, 0)));
 }

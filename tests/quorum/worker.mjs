@@ -2,10 +2,8 @@
 //
 // worker.mjs REGISTER_PORT LEASE_MS SERVER_URL...: asks the register what to do until it says stop.
 
-import { once } from 'node:events';
-import net from 'node:net';
-import readline from 'node:readline';
 import { Quorum } from '../../client-examples/node/quorum.mjs';
+import { connectToRegister } from '../support/register.mjs';
 
 /** The example's client on a network that has lost some of the servers. */
 class PartitionedQuorum extends Quorum {
@@ -20,17 +18,7 @@ class PartitionedQuorum extends Quorum {
 const [registerPort, lease, ...urls] = process.argv.slice(2);
 const leaseMs = Number(lease);
 const quorum = await PartitionedQuorum.open(urls);
-const connection = net.connect(Number(registerPort), '127.0.0.1').setNoDelay();
-await once(connection, 'connect');
-connection.write('node\n');
-const replies = readline.createInterface({ input: connection })[Symbol.asyncIterator]();
-
-async function tell(...words) {
-  connection.write(`${words.join(' ')}\n`);
-  const { value, done } = await replies.next();
-  if (done) throw new Error('the register is gone');
-  return value.split(' ');
-}
+const { tell, end } = await connectToRegister(registerPort, 'node');
 
 // The register reads the same monotonic clock, but performance.now() counts from another moment.
 const endOf = (hold) =>
@@ -54,5 +42,5 @@ for (;;) {
   }
   await hold.release();
 }
-connection.end();
+end();
 quorum.close();

@@ -50,17 +50,6 @@ double BytesForEach(Client& client, long count, MakeCommand command) {
   return (UsedMemory(client) - before) / static_cast<double>(count);
 }
 
-std::string EngineOf(Client& client) {
-  for (const char* field : {"valkey_version", "redict_version", "redis_version"}) {
-    const std::string version = InfoField(client, "server", field);
-    if (version.starts_with("no field")) continue;
-    std::string name = field;
-    name.resize(name.find('_'));
-    return name.append(" ").append(version);
-  }
-  return "unknown";
-}
-
 int Run(long locks, long waiters) {
   rlimit files{};
   getrlimit(RLIMIT_NOFILE, &files);

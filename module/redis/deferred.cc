@@ -84,23 +84,22 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
   const FineInstant now = WallNow();
   Instant next = ToInstant(now);
   waiters.TimeOut(next);
-  const bool may_write = MayWrite(ctx);
+  const bool to_pay = owes || due <= now;
+  const bool may_write = to_pay && MayWrite(ctx);
   if (may_write) tokens.Issuing(now);
   if (InCluster()) LookAtCluster(ctx, now);
-  if (owes || due <= now) {
-    if (may_write) {
-      if (!ExportsSlots()) {
-        if (const auto floor = tokens.TakeUntoldFloor(); floor.has_value()) TellFloor(ctx, *floor);
-      }
-      for (const KeyName& tampered : std::exchange(Tampered(), {})) {
-        SetBack(ctx, tampered, ToInstant(now));
-      }
-      waiters.TakeBackUndelivered(ctx, ToInstant(now));
-      sessions.EndClosed(ctx, ToInstant(now));
-      waiters.Settle(ctx, now);
-    } else {
-      next += kTryAgain;
+  if (may_write) {
+    if (!ExportsSlots()) {
+      if (const auto floor = tokens.TakeUntoldFloor(); floor.has_value()) TellFloor(ctx, *floor);
     }
+    for (const KeyName& tampered : std::exchange(Tampered(), {})) {
+      SetBack(ctx, tampered, ToInstant(now));
+    }
+    waiters.TakeBackUndelivered(ctx, ToInstant(now));
+    sessions.EndClosed(ctx, ToInstant(now));
+    waiters.Settle(ctx, now);
+  } else if (to_pay) {
+    next += kTryAgain;
   }
   next = std::max(next, std::min(waiters.NextDue(), NextLookAtCluster()));
   if (next != kMaxInstant) alarm_clock.Set(ctx, next, ToInstant(now));

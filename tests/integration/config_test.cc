@@ -162,17 +162,7 @@ TEST_F(ConfigTest, OneLineInTheLogAndTheVersion) {
   const Version version = ProjectVersion();
   const std::vector<std::string> lines = LinesWith(server().Log(), "<turnstile>");
   ASSERT_EQ(lines.size(), 1U) << server().Log();
-  // Valkey and Redict tell a redis_version too: of the Redis that they are compatible with.
-  const std::string info = Do({"INFO", "server"}).text;
-  std::string engine;
-  for (const auto& [name, field] : {std::pair("Redis", "redis_version"),
-                                    {"Redict", "redict_version"},
-                                    {"Valkey", "valkey_version"}}) {
-    std::smatch match;
-    if (std::regex_search(info, match, std::regex("\n" + std::string(field) + ":([0-9.]+)"))) {
-      engine = name + (" " + match.str(1));
-    }
-  }
+  const std::string engine = EngineOf(client_);
   std::string expected = "turnstile " + version.text + " on " + engine;
   if (engine.starts_with("Valkey 8.1")) {
     expected += "; do not use COPY with DB on it, see valkey-io/valkey pull 4024";

@@ -28,17 +28,6 @@ namespace {
 
 class EngineTest : public SharedServerTest<EngineTest> {
  protected:
-  // As INFO tells it: Valkey and Redict also tell which Redis they are compatible with.
-  std::string Engine() {
-    for (const auto& [name, field] : {std::pair{"Valkey ", "valkey_version"},
-                                      {"Redict ", "redict_version"},
-                                      {"Redis ", "redis_version"}}) {
-      const std::string version = InfoField(client_, "server", field);
-      if (!version.starts_with("no field")) return name + version;
-    }
-    return "";
-  }
-
   std::set<std::string> Texts(const Command& command) {
     const std::vector<std::string> texts = client_.Do(command).Texts();
     return {texts.begin(), texts.end()};
@@ -46,7 +35,7 @@ class EngineTest : public SharedServerTest<EngineTest> {
 };
 
 TEST_F(EngineTest, CommandsAreInCategoriesWhereModulesMayHaveThem) {
-  const bool may = !Engine().starts_with("Redis 7.0");
+  const bool may = !EngineOf(client_).starts_with("Redis 7.0");
   EXPECT_EQ(Texts({"ACL", "CAT"}).count("lock"), may ? 1U : 0U);
   // Not by ACL CAT lock: Redict leaves out what comes from modules.
   using Categories = std::set<std::string>;

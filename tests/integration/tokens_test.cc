@@ -193,8 +193,7 @@ TEST(TokensTest, WhatCarriesTheClockWhenNoLockIsLeft) {
     const int64_t token = MustAcquire(client, "job", "me");
     client.Do("LOCK.RELEASE", "job", "me");
     EXPECT_EQ(client.Do("SAVE"), Reply::Ok());
-    const bool is_7_0 =
-        client.Do("INFO", "server").text.find("redis_version:7.0.") != std::string::npos;
+    const bool is_7_0 = EngineOf(client).starts_with("Redis 7.0.");
     server.Kill9();
     server.options().args = Margin(0, aof ? kAof : std::vector<std::string>{});
     ASSERT_TRUE(server.Restart());

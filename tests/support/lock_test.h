@@ -140,6 +140,18 @@ inline std::string InfoField(Client& client, std::string_view section, const std
   return info.substr(value, info.find('\r', value) - value);
 }
 
+// For example "Valkey 8.1.1". Valkey and Redict also tell a redis_version: that of the Redis which
+// they are compatible with.
+inline std::string EngineOf(Client& client) {
+  for (const auto& [name, field] : {std::pair{"Valkey ", "valkey_version"},
+                                    {"Redict ", "redict_version"},
+                                    {"Redis ", "redis_version"}}) {
+    const std::string version = InfoField(client, "server", field);
+    if (!version.starts_with("no field")) return name + version;
+  }
+  return "an unknown server";
+}
+
 // Everything that is kept of a lock, and nothing that moves with time. (The digest covers all that
 // is stored in the value, also when the lock was granted.)
 inline Reply Kept(Client& client, const std::string& key) {

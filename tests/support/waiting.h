@@ -254,7 +254,7 @@ inline Commands InPasses(const std::vector<Commands>& passes) {
 // lives through its last millisecond; but the active expiry of Redis 8 may remove a key as soon as
 // that begins.
 inline int64_t FirstFree(Client& client, int64_t end) {
-  return InfoField(client, "server", "redis_version").starts_with("8.") ? end : end + 1;
+  return EngineOf(client).starts_with("Redis 8.") ? end : end + 1;
 }
 
 // A script that runs for so long, at least.

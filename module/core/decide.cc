@@ -123,7 +123,7 @@ Admission Decide(std::span<const Site> sites, const AcquireRequest& request, Fin
   const Instant moment = ToInstant(now);
   Admission admission = sites.size() == 1 ? DecideOne(sites.front(), request, moment)
                                           : DecideAll(sites, request, moment);
-  if (admission.outcome == Outcome::kGranted || admission.outcome == Outcome::kUpgraded) {
+  if (admission.is_new()) {
     if (grace == Grace::kOn) return {Outcome::kGrace, {}};
     const std::optional<Token> token = clock.Next(now);
     if (!token.has_value()) return {Outcome::kTokensUsedUp, {}};
@@ -189,7 +189,7 @@ Decision Decide(const Place& place, const TouchRequest& request, Instant now) {
 Decision DecideSessionEnd(const Place& place, Owner owner, Instant now) {
   std::optional<Hold> own = OwnLiveHold(place, owner, now);
   if (!own.has_value()) return {Missing(place, owner, now), std::nullopt};
-  if (own->linger == Millis{0}) return {Outcome::kReleased, Ended{owner}};
+  if (own->linger == Millis{0}) return {Outcome::kReleased, Ended{owner, Loss::kSession}};
   // From here on it only lingers: at no moment, also of a clock that is set back, is it live again.
   own->linger += std::max(now - Millis{1}, kMinInstant) - kMinInstant;
   own->end = kMinInstant;
@@ -205,7 +205,7 @@ Decision DecideTakeBack(const Place& place, Owner owner, Token token,
   if (upgraded.has_value() && upgraded->KeepsOutAt(now)) {
     return {Outcome::kReleased, Held{Mode::kShared, *upgraded}};
   }
-  return {Outcome::kReleased, Ended{owner}};
+  return {Outcome::kReleased, Ended{owner, Loss::kUndelivered}};
 }
 
 std::vector<Ended> Overdue(const Place& place, Instant now) {
@@ -233,13 +233,18 @@ std::vector<Ended> OverdueBefore(const Place& place, const Change& next, Instant
   return overdue;
 }
 
-std::optional<Token> CurrentToken(const Place& place, Instant now) {
+std::optional<Hold> CurrentHold(const Place& place, Instant now) {
   if (place.lock == nullptr) return std::nullopt;
   for (size_t i = place.lock->size(); i > 0; --i) {
     const Hold hold = place.lock->at(Lock::Order::kByToken, i - 1);
-    if (hold.LiveAt(now)) return hold.token;
+    if (hold.LiveAt(now)) return hold;
   }
   return std::nullopt;
+}
+
+std::optional<Token> CurrentToken(const Place& place, Instant now) {
+  const std::optional<Hold> hold = CurrentHold(place, now);
+  return hold.has_value() ? std::optional(hold->token) : std::nullopt;
 }
 
 bool IsCurrent(const Place& place, Token token, Instant now) {

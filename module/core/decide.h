@@ -94,6 +94,8 @@ struct Admission {
   Token token;  // meaningless unless granted
 
   bool granted() const { return outcome <= Outcome::kUpgraded; }
+  // It has a new token.
+  bool is_new() const { return outcome == Outcome::kGranted || outcome == Outcome::kUpgraded; }
   // Waiting can help.
   bool busy() const {
     return outcome == Outcome::kHeldByOther || outcome == Outcome::kOthersWait ||
@@ -143,7 +145,9 @@ std::vector<Ended> OverdueBefore(const Place& place, const Change& next, Instant
 // All such holds.
 std::vector<Ended> Overdue(const Place& place, Instant now);
 
-// The highest token under which the lock is held at `now`, if it is held under one.
+// The hold with the highest token among those that are live at `now`; none of a plain lock, which
+// has no token.
+std::optional<Hold> CurrentHold(const Place& place, Instant now);
 std::optional<Token> CurrentToken(const Place& place, Instant now);
 
 // Whether the lock is held at `now` under exactly this token.

@@ -53,12 +53,25 @@ std::optional<Fact> ParseHeld(Args args) {
   return HeldFact{.key = args[1], .held = held};
 }
 
+std::optional<Fact> ParseEnded(Args args) {
+  constexpr size_t kFixedArgs = 3;
+  if (args.size() < kFixedArgs || args.size() > kFixedArgs + 1 || !IsOwner(args[2])) {
+    return std::nullopt;
+  }
+  EndedFact fact{.key = args[1], .ended = Ended{Owner{args[2]}}};
+  if (args.size() == kFixedArgs) return fact;
+  for (const Loss how : {Loss::kSession, Loss::kUndelivered}) {
+    if (!IsKeyword(args[kFixedArgs], WordFor(how))) continue;
+    fact.ended.how = how;
+    return fact;
+  }
+  return std::nullopt;
+}
+
 std::optional<Fact> TryParse(Args args) {
   if (args.empty()) return std::nullopt;
   if (IsKeyword(args[0], kFactHeld)) return ParseHeld(args);
-  if (IsKeyword(args[0], kFactEnded) && args.size() == 3 && IsOwner(args[2])) {
-    return EndedFact{.key = args[1], .ended = Ended{Owner{args[2]}}};
-  }
+  if (IsKeyword(args[0], kFactEnded)) return ParseEnded(args);
   if (IsKeyword(args[0], kFactFloor) && args.size() == 2) {
     const auto token = ParseToken(args[1]);
     if (token.has_value()) return FloorFact{*token};
@@ -88,11 +101,22 @@ std::string_view WordFor(Mode mode) {
   return "";
 }
 
+std::string_view WordFor(Loss how) {
+  switch (how) {
+    case Loss::kSession:
+      return "SESSION";
+    case Loss::kUndelivered:
+      return "UNDELIVERED";
+    default:
+      return "";
+  }
+}
+
 Parsed<Fact> ParseFact(Args args) {
   if (const auto fact = TryParse(args); fact.has_value()) return *fact;
   return ParseError{
       "ERR not a fact: expected HELD key owner token since-ms end-ms [SHARED | LIMIT] [COUNT n] "
-      "[LINGER ms], ENDED key owner, or FLOOR token"};
+      "[LINGER ms], ENDED key owner [SESSION | UNDELIVERED], or FLOOR token"};
 }
 
 }  // namespace turnstile

@@ -1,12 +1,12 @@
 // Facts on the wire: what replicas and the AOF are told.
 //
 //     LOCK.FACT HELD key owner token since-ms end-ms [SHARED | LIMIT] [COUNT n] [LINGER ms]
-//     LOCK.FACT ENDED key owner
+//     LOCK.FACT ENDED key owner [SESSION | UNDELIVERED]
 //     LOCK.FACT FLOOR token
 //
 // HELD: this owner holds the lock; a hold that is neither SHARED nor LIMIT, or that is not of the
-// kind of those in the lock, takes their place. ENDED: this owner's hold is over. FLOOR: no token
-// up to this one will be issued again.
+// kind of those in the lock, takes their place. ENDED: this owner's hold is over, because its lease
+// is, or for the reason given. FLOOR: no token up to this one will be issued again.
 //
 // All times are absolute and all numbers resolved, so the receiver has nothing to decide. A release
 // needs no form of its own: it travels as the LOCK.RELEASE that it was.
@@ -52,6 +52,8 @@ Parsed<Fact> ParseFact(Args args);
 
 // The word for a mode in HELD; empty for an exclusive hold, which has none.
 std::string_view WordFor(Mode mode);
+// The word for a loss in ENDED; empty for the end of a lease, which has none.
+std::string_view WordFor(Loss how);
 inline constexpr std::string_view kCountWord = "COUNT";
 inline constexpr std::string_view kLingerWord = "LINGER";
 

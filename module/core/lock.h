@@ -42,6 +42,7 @@ struct Released {  // this owner gave up one of its counted holds, and with the 
 };
 struct Ended {  // this owner's hold is over, whatever its count
   Owner owner;
+  Loss how = Loss::kExpired;
 };
 struct PlainFreed {};  // the string is gone
 struct PlainExtended {

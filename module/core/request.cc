@@ -10,6 +10,11 @@ namespace {
 
 using Options = std::vector<std::string_view>;
 
+bool IsDigits(std::string_view text) {
+  return !text.empty() &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
 constexpr std::string_view kAlsoGrammar = "ALSO numkeys key [key ...]";
 
 // Reads arguments from left to right. The first mistake is kept; after it nothing is left to read,
@@ -53,6 +58,18 @@ class Reader {
     Fail(std::string(what) + " must be a whole number from " + std::to_string(least) + " to " +
          std::to_string(most) + " in plain digits, not " + Quoted(text));
     return least;
+  }
+
+  std::string_view TakeText(std::string_view what) { return Take(what); }
+
+  // What the server itself gave out: an unsigned number of 64 bits.
+  std::string_view TakeCursor() {
+    constexpr size_t kMostDigits = 20;
+    const std::string_view text = Take("the number after CURSOR");
+    if (!IsDigits(text) || text.size() > kMostDigits) {
+      Fail("CURSOR must be 0 or the number that the last call answered, not " + Quoted(text));
+    }
+    return text;
   }
 
   Keys TakeKeys(size_t count) {
@@ -280,9 +297,42 @@ Parsed<FenceRequest> ParseFence(Args args) {
   return reader.Finish(request);
 }
 
+// [MATCH pattern] [COUNT n] [CURSOR c]
+Parsed<ListRequest> ParseList(Args args) {
+  Reader reader(args);
+  ListRequest request;
+  std::optional<int64_t> count;
+  std::optional<std::string_view> cursor;
+  while (!reader.AtEnd()) {
+    if (TakeOnce(reader, "MATCH", request.match.has_value())) {
+      request.match = reader.TakeText("the pattern after MATCH");
+    } else if (TakeOnce(reader, "COUNT", count.has_value())) {
+      count = reader.TakeNumber("COUNT", 1, kMaxListCount);
+    } else if (TakeOnce(reader, "CURSOR", cursor.has_value())) {
+      cursor = reader.TakeCursor();
+    } else {
+      Options expected;
+      if (!request.match.has_value()) expected.emplace_back("MATCH pattern");
+      if (!count.has_value()) expected.emplace_back("COUNT n");
+      if (!cursor.has_value()) expected.emplace_back("CURSOR c");
+      reader.FailOnUnknown(expected);
+    }
+  }
+  request.count = count.value_or(request.count);
+  request.cursor = cursor.value_or(request.cursor);
+  return reader.Finish(request);
+}
+
+// [n]
+Parsed<TopRequest> ParseTop(Args args) {
+  Reader reader(args);
+  TopRequest request;
+  if (!reader.AtEnd()) request.most = static_cast<size_t>(reader.TakeNumber("n", 1, kMaxTop));
+  return reader.Finish(request);
+}
+
 std::optional<int64_t> ParseDigits(std::string_view text) {
-  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  if (text.empty() || !std::all_of(text.begin(), text.end(), is_digit)) return std::nullopt;
+  if (!IsDigits(text)) return std::nullopt;
   if (text.front() == '0' && text.size() > 1) return std::nullopt;
   int64_t number = 0;
   const auto result = std::from_chars(text.data(), text.data() + text.size(), number);

@@ -50,6 +50,16 @@ struct FenceRequest {
   std::span<const std::string_view> then;
 };
 
+struct ListRequest {
+  std::optional<std::string_view> match;
+  int64_t count = 100;            // about how many keys to look at
+  std::string_view cursor = "0";  // where to go on; decimal digits
+};
+
+struct TopRequest {
+  size_t most = 10;
+};
+
 // The error reply to send, first word included; one line of printable characters, whatever bytes
 // the caller sent.
 struct ParseError {
@@ -74,6 +84,10 @@ inline constexpr const char* kAlso = "ALSO";
 // More locks cannot be named after it.
 inline constexpr size_t kMaxAlso = 64;
 
+// More keys are not looked at in one call, and more locks not told of.
+inline constexpr int64_t kMaxListCount = 100'000;
+inline constexpr int64_t kMaxTop = 1000;
+
 // What the server's configuration allows.
 struct Limits {
   Millis max_lease;
@@ -83,6 +97,8 @@ Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits);
 Parsed<ReleaseRequest> ParseRelease(Args args);
 Parsed<TouchRequest> ParseTouch(Args args, const Limits& limits);
 Parsed<FenceRequest> ParseFence(Args args);
+Parsed<ListRequest> ParseList(Args args);
+Parsed<TopRequest> ParseTop(Args args);
 
 // The parts of LOCK.FENCE that are looked for inside another one: in argv, with the command's name
 // at 0, THEN stands at kThenAt.

@@ -50,6 +50,16 @@ enum class Mode : uint8_t {
   kLimit,      // up to as many as the request that comes in allows
 };
 
+// How a hold came to its end, if its owner did not give it up.
+enum class Loss : uint8_t {
+  kExpired,      // its lease ran out
+  kForced,       // somebody removed or replaced the key
+  kEvicted,      // the server needed the memory
+  kFlushed,      // its database was emptied
+  kSession,      // the connection that it was bound to closed
+  kUndelivered,  // its owner was gone before it could be told of the grant
+};
+
 // One owner's hold of a lock: what is stored, replicated and persisted.
 struct Hold {
   Owner owner;

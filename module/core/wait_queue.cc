@@ -59,6 +59,14 @@ Crowd WaitQueue::Line::Ahead(bool upgrade) const {
   return crowd;
 }
 
+Instant WaitQueue::Line::waiting_since() const {
+  Instant since = kMaxInstant;
+  for (const Place* place = first(); place != nullptr; place = place->behind()) {
+    since = std::min(since, place->waiter().since());
+  }
+  return since;
+}
+
 void WaitQueue::Line::Insert(Place* next, Place& place) {
   places_.InsertBefore(next, place);
   Count(place.waiter_->request_);
@@ -98,6 +106,23 @@ std::vector<LockName> WaitQueue::Locks(std::optional<int> db) const {
     for (const auto& [key, line] : of_db) locks.push_back(line.lock_);
   }
   return locks;
+}
+
+size_t WaitQueue::lines() const {
+  size_t count = 0;
+  for (const auto& [db, of_db] : lines_) count += of_db.size();
+  return count;
+}
+
+std::vector<const WaitQueue::Line*> WaitQueue::LongestLines(int db) const {
+  std::vector<const Line*> found;
+  const auto of_db = lines_.find(db);
+  if (of_db == lines_.end()) return found;
+  for (const auto& [key, line] : of_db->second) found.push_back(&line);
+  std::sort(found.begin(), found.end(), [](const Line* a, const Line* b) {
+    return a->size() != b->size() ? a->size() > b->size() : a->lock_.key < b->lock_.key;
+  });
+  return found;
 }
 
 WaitQueue::Line& WaitQueue::LineOf(LockName lock) {

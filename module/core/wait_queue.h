@@ -138,6 +138,9 @@ class WaitQueue {
     // How many are known to hold the lock.
     size_t holders() const { return holdings_.size(); }
 
+    // Since when whoever has waited longest waits.
+    Instant waiting_since() const;
+
    private:
     friend class WaitQueue;
 
@@ -177,6 +180,10 @@ class WaitQueue {
 
   // The locks that somebody waits for, of one database or of all.
   std::vector<LockName> Locks(std::optional<int> db) const;
+  // How many they are.
+  size_t lines() const;
+  // The lines of a database, those that most wait in first; equal ones by name.
+  std::vector<const Line*> LongestLines(int db) const;
 
   // The waiting calls of `owner` for any of `locks`.
   std::vector<Waiter*> FindWaiters(std::span<const LockName> locks, Owner owner);

@@ -41,6 +41,7 @@ int exports = 0;  // that are going on
 
 Instant looked_at = kMinInstant;  // when we looked at the cluster last,
 Micros look_took{0};              // and how long that took
+bool migrates = false;            // the command that came last moves keys to another server
 bool alarmed = true;              // since then a command was seen that may change the slots
 int looks_ahead = 0;              // so many more will follow soon
 
@@ -69,7 +70,9 @@ void SlotsMayChange() {
 
 // Sees every command before it runs, and before it is known whether it may.
 void LookAtCommand(RedisModuleCommandFilterCtx* command) {
-  if (IsKeyword(ToView(RedisModule_CommandFilterArgGet(command, 0)), "CLUSTER") &&
+  const std::string_view name = ToView(RedisModule_CommandFilterArgGet(command, 0));
+  migrates = IsKeyword(name, "MIGRATE");
+  if (IsKeyword(name, "CLUSTER") &&
       RedisModule_CommandFilterArgsCount(command) > 1 &&
       ChangesSlots(ToView(RedisModule_CommandFilterArgGet(command, 1)))) {
     SlotsMayChange();
@@ -102,6 +105,24 @@ void OnReading(RedisModuleCtx* /*ctx*/, const char* /*sender*/, uint8_t /*type*/
   }
 }
 
+void FollowSlots(RedisModuleCtx* ctx, ClusterView& cluster, FineInstant now) {
+  const bool was_alarmed = std::exchange(alarmed, false);
+  looks_ahead = std::max(looks_ahead - 1, 0);
+  looked_at = ToInstant(now);
+  const ClusterMap* map = cluster.Map();
+  if (map == nullptr) return;
+  // A slot whose move was given up has been open to clients on the other node too.
+  const SlotSet came = (map->ours() & ~known.ours) | (map->arriving() & ~known.arriving) |
+                       (map->ours() & known.leaving & ~map->leaving());
+  const bool changed = map->ours() != known.ours || map->leaving() != known.leaving ||
+                       map->arriving() != known.arriving;
+  known = {map->ours(), map->leaving(), map->arriving()};
+  if (!Tokens().issuing()) return;
+  const bool started = Tokens().TakeUntoldStart();  // which has set the clock ahead already
+  if (came.any() && !started) Tokens().SlotsCame(now);
+  if (started || was_alarmed || changed) TellReading(ctx, now);
+}
+
 // Valkey 9's atomic slot migration.
 constexpr RedisModuleEvent kSlotMigration{.id = 19, .dataver = 1};
 constexpr uint64_t kExportStarted = 1;
@@ -119,24 +140,11 @@ void OnSlotMigration(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t m
   } else if (moment == kExportAborted || moment == kExportCompleted) {
     --exports;
   }
-}
-
-void FollowSlots(RedisModuleCtx* ctx, ClusterView& cluster, FineInstant now) {
-  const bool was_alarmed = std::exchange(alarmed, false);
-  looks_ahead = std::max(looks_ahead - 1, 0);
-  looked_at = ToInstant(now);
-  const ClusterMap* map = cluster.Map();
-  if (map == nullptr) return;
-  // A slot whose move was given up has been open to clients on the other node too.
-  const SlotSet came = (map->ours() & ~known.ours) | (map->arriving() & ~known.arriving) |
-                       (map->ours() & known.leaving & ~map->leaving());
-  const bool changed = map->ours() != known.ours || map->leaving() != known.leaving ||
-                       map->arriving() != known.arriving;
-  known = {map->ours(), map->leaving(), map->arriving()};
-  if (!Tokens().issuing()) return;
-  const bool started = Tokens().TakeUntoldStart();  // which has set the clock ahead already
-  if (came.any() && !started) Tokens().SlotsCame(now);
-  if (started || was_alarmed || changed) TellReading(ctx, now);
+  // Now, because the server is about to remove what is in them.
+  if (moment == kExportCompleted) {
+    ClusterView cluster(ctx);
+    FollowSlots(ctx, cluster, WallNow());
+  }
 }
 
 }  // namespace
@@ -187,6 +195,11 @@ void LookAtCluster(RedisModuleCtx* ctx, FineInstant now) {
   FollowSlots(ctx, cluster, now);
   look_took = std::max(WallNow() - now, Micros{0});
   TheWaiters().LeaveLostSlots(cluster);
+}
+
+bool MovesAway(std::string_view key) {
+  if (!in_cluster) return false;
+  return migrates || !known.ours[SlotOf(key)];
 }
 
 bool ExportsSlots() { return exports > 0; }

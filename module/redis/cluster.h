@@ -42,6 +42,9 @@ Instant NextLookAtCluster();
 // Looks if it is due.
 void LookAtCluster(RedisModuleCtx* ctx, FineInstant now);
 
+// Whether a lock that the server is removing goes to another node, or has gone there already.
+bool MovesAway(std::string_view key);
+
 // Whether Valkey is moving slots away in one step. It gives up if meanwhile something is replicated
 // that belongs to no slot.
 bool ExportsSlots();

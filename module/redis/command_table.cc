@@ -50,6 +50,14 @@ constexpr Arg Word(const char* name, const char* token, int flags) {
           .flags = flags};
 }
 
+constexpr Arg Pattern(const char* name, const char* token, int flags) {
+  return {.name = name,
+          .type = REDISMODULE_ARG_TYPE_PATTERN,
+          .key_spec_index = -1,
+          .token = token,
+          .flags = flags};
+}
+
 constexpr Arg OneOf(const char* name, Arg* choices, int flags) {
   return {.name = name,
           .type = REDISMODULE_ARG_TYPE_ONEOF,
@@ -110,6 +118,9 @@ Arg then[] = {Text("command"), Texts("arg"), {}};
 // THEN needs the token; but a block around both would be nested too deeply for many clients.
 Arg fence_args[] = {Key(), Number("token", nullptr, kMay), Block("then", "THEN", then, kMay), {}};
 Arg key_only[] = {Key(), {}};
+Arg list_args[] = {
+    Pattern("pattern", "MATCH", kMay), Number("n", "COUNT", kMay), Number("c", "CURSOR", kMay), {}};
+Arg top_args[] = {Number("n", nullptr, kMay), {}};
 
 KeySpec updated_keys[] = {FirstArgument(kUpdatesKey), AfterAlso(kUpdatesKey), {}};
 KeySpec released_keys[] = {FirstArgument(kReleasesKey), AfterAlso(kReleasesKey), {}};
@@ -130,6 +141,9 @@ struct Command {
 constexpr const char* kConstant = "O(1)";
 constexpr const char* kByHolders =
     "O(log N) for each lock, where N is the number of its holders: O(1) for nearly all";
+constexpr const char* kKeysLookedAt = "O(N) where N is COUNT, and the holders of the locks found";
+constexpr const char* kAllLines =
+    "O(N log N) where N is the number of locks that somebody waits for, and their holders";
 constexpr const char* kAllHolders = "O(N) where N is the number of holders";
 
 constexpr RedisModuleCommandInfo Info(const char* summary, const char* complexity, int arity,
@@ -166,6 +180,12 @@ const Command kCommands[] = {
     {"LOCK.INFO", HandleInfo, "readonly fast", "read fast",
      Info("Tells who holds a lock, under which token and for how long, and who waits; or null.",
           kAllHolders, 2, looked_at_key, key_only)},
+    {"LOCK.LIST", HandleList, "readonly", "read slow",
+     Info("Lists locks that the caller may read, a part of the keys at a time, as SCAN does.",
+          kKeysLookedAt, -1, nullptr, list_args)},
+    {"LOCK.TOP", HandleTop, "readonly", "read slow",
+     Info("Lists the locks that most clients wait for now, of those that the caller may read.",
+          kAllLines, -1, nullptr, top_args)},
     {"LOCK.HELP", HandleHelp, "fast allow-loading allow-stale", "fast",
      Info("Lists these commands.", kConstant, 1, nullptr, nullptr)},
     {kProbeCommand, HandleProbe, "write deny-oom fast", "",

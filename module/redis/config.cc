@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string_view>
+#include <vector>
 
 #include "core/token_clock.h"
+#include "redis/events.h"
 
 namespace turnstile {
 namespace {
@@ -35,7 +38,64 @@ int Set(const char* /*name*/, long long value, void* setting, RedisModuleString*
   return REDISMODULE_OK;
 }
 
+// turnstile.reset-stats is a button: it reads as no, also after it was set to yes. (CONFIG
+// RESETSTAT is not told to modules.)
+constexpr const char* kResetStats = "reset-stats";
+
+int NotReset(const char* /*name*/, void* /*data*/) { return 0; }
+
+int Reset(const char* /*name*/, int yes, void* /*data*/, RedisModuleString** /*error*/) {
+  if (yes == 0) return REDISMODULE_OK;
+  Events().Drain();  // what happened before is counted before
+  TheStats() = {};
+  return REDISMODULE_OK;
+}
+
+Setting* FindSetting(std::string_view name) {
+  constexpr std::string_view kPrefix = "turnstile.";
+  if (IsKeyword(name.substr(0, kPrefix.size()), kPrefix)) name.remove_prefix(kPrefix.size());
+  for (Setting* setting : kSettings) {
+    if (IsKeyword(name, setting->name)) return setting;
+  }
+  return nullptr;
+}
+
 }  // namespace
+
+std::optional<std::string> TakeArguments(std::span<RedisModuleString*> args) {
+  std::vector<const Setting*> given;
+  for (; !args.empty(); args = args.subspan(2)) {
+    const std::string_view name = ToView(args[0]);
+    Setting* setting = FindSetting(name);
+    if (setting == nullptr) {
+      std::string names;
+      for (const Setting* known : kSettings) names += std::string(" ") + known->name;
+      return "there is no setting " + Quoted(name) + " among" + names;
+    }
+    if (std::find(given.begin(), given.end(), setting) != given.end()) {
+      return std::string(setting->name) + " is given twice";
+    }
+    given.push_back(setting);
+    const std::string_view text = args.size() > 1 ? ToView(args[1]) : "";
+    const std::optional<int64_t> value = ParseDigits(text);
+    if (!value.has_value() || *value < setting->least || *value > setting->most) {
+      return std::string(setting->name) + " must be a whole number from " +
+             std::to_string(setting->least) + " to " + std::to_string(setting->most) +
+             " in plain digits, not " + Quoted(text);
+    }
+    setting->value = *value;
+  }
+  return std::nullopt;
+}
+
+std::string DescribeSettings() {
+  std::string text;
+  for (const Setting* setting : kSettings) {
+    if (!text.empty()) text += ", ";
+    text += std::string(setting->name) + ' ' + std::to_string(setting->value);
+  }
+  return text;
+}
 
 Limits CurrentLimits() { return Limits{.max_lease = Millis{max_lease.value}}; }
 
@@ -52,7 +112,11 @@ bool RegisterConfig(RedisModuleCtx* ctx) {
                    ctx, setting->name, setting->value, REDISMODULE_CONFIG_DEFAULT, setting->least,
                    setting->most, Get, Set, nullptr, setting) == REDISMODULE_OK;
       });
-  return registered && RedisModule_LoadConfigs(ctx) == REDISMODULE_OK;
+  return registered &&
+         RedisModule_RegisterBoolConfig(ctx, kResetStats, /*default_val=*/0,
+                                        REDISMODULE_CONFIG_DEFAULT, NotReset, Reset, nullptr,
+                                        nullptr) == REDISMODULE_OK &&
+         RedisModule_LoadConfigs(ctx) == REDISMODULE_OK;
 }
 
 }  // namespace turnstile

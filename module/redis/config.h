@@ -1,7 +1,12 @@
-// What operators can set, as turnstile.* in CONFIG, redis.conf and on the command line.
+// What operators can set: turnstile.* in CONFIG and redis.conf, or without that prefix as arguments
+// of the module, each name followed by its value.
 
 #ifndef TURNSTILE_REDIS_CONFIG_H_
 #define TURNSTILE_REDIS_CONFIG_H_
+
+#include <optional>
+#include <span>
+#include <string>
 
 #include "core/request.h"
 #include "redis/redis_api.h"
@@ -20,7 +25,14 @@ Millis FailoverGrace();
 // turnstile.max-waiters
 size_t MaxWaiters();
 
+// Takes the arguments of the module for defaults: what redis.conf says goes before them. Returns
+// what is wrong with them, if anything is.
+std::optional<std::string> TakeArguments(std::span<RedisModuleString*> args);
+
 bool RegisterConfig(RedisModuleCtx* ctx);
+
+// All settings and their values, for the log.
+std::string DescribeSettings();
 
 }  // namespace turnstile
 

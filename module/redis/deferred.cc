@@ -8,6 +8,7 @@
 
 #include "redis/cluster.h"
 #include "redis/effects.h"
+#include "redis/events.h"
 #include "redis/lock_type.h"
 #include "redis/server_sessions.h"
 #include "redis/tokens.h"
@@ -73,6 +74,7 @@ constexpr Millis kTryAgain{10};
 
 void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, void* /*data*/) {
   if (moment != REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP) return;
+  Events().Drain();
   ServerTokens& tokens = Tokens();
   Waiters& waiters = TheWaiters();
   ServerSessions& sessions = TheSessions();
@@ -111,15 +113,17 @@ void OnFork(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t moment
 }
 
 void OnFlush(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, void* data) {
-  if (moment != REDISMODULE_SUBEVENT_FLUSHDB_END) return;
   const int db = static_cast<RedisModuleFlushInfo*>(data)->dbnum;
   const std::optional<int> flushed = db < 0 ? std::nullopt : std::optional(db);
+  if (moment == REDISMODULE_SUBEVENT_FLUSHDB_START) Events().Flushing(flushed);
+  if (moment != REDISMODULE_SUBEVENT_FLUSHDB_END) return;
   TheSessions().DatabaseGone(flushed);
   TheWaiters().DatabaseChanged(ctx, flushed);
 }
 
 void OnSwap(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t /*moment*/, void* data) {
   const auto& swapped = *static_cast<RedisModuleSwapDbInfo*>(data);
+  LocksSwapped(swapped.dbnum_first, swapped.dbnum_second);
   TheSessions().DatabasesSwapped(swapped.dbnum_first, swapped.dbnum_second);
   TheWaiters().DatabaseChanged(ctx, swapped.dbnum_first);
   TheWaiters().DatabaseChanged(ctx, swapped.dbnum_second);
@@ -150,11 +154,13 @@ void OnClientChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_
   TheSessions().ConnectionClosed(static_cast<RedisModuleClientInfo*>(data)->id);
 }
 
+constexpr std::string_view kMovedTo = "move_to";
+
 // Whether a command that publishes this event can leave a lock with a TTL that is not its lease's:
 // by changing it, or by moving a lock whose TTL was changed a moment ago.
 bool MayTamper(std::string_view event) {
   return event == "expire" || event == "persist" || event == "restore" || event == "rename_to" ||
-         event == "move_to";
+         event == kMovedTo;
 }
 
 // Valkey 8.1 calls us on behalf of the client that runs the command, and leaves that client in the
@@ -162,7 +168,7 @@ bool MayTamper(std::string_view event) {
 // back. For COPY … DB we cannot: only the one database is known then.
 class MoveRepair {
  public:
-  MoveRepair(RedisModuleCtx* ctx, std::string_view event) : ctx_(ctx), ends_(event == "move_to") {
+  MoveRepair(RedisModuleCtx* ctx, std::string_view event) : ctx_(ctx), ends_(event == kMovedTo) {
     if (event == "move_from") from_ = RedisModule_GetSelectedDb(ctx);
   }
   ~MoveRepair() {
@@ -177,22 +183,24 @@ class MoveRepair {
   bool ends_;
 };
 
-int OnKeyEvent(RedisModuleCtx* ctx, int /*type*/, const char* event, RedisModuleString* name) {
+int OnKeyEvent(RedisModuleCtx* ctx, int type, const char* event, RedisModuleString* name) {
   const MoveRepair repair(ctx, event);
+  if (type == REDISMODULE_NOTIFY_EVICTED) Events().Evicted(ToView(name));
   if (Waiters& waiters = TheWaiters(); !waiters.empty()) waiters.KeyChanged(ctx, name);
-  if (!MayTamper(event)) return REDISMODULE_OK;
-  if (SourceOf(ctx) != Source::kCaller) return REDISMODULE_OK;
+  const bool decides = SourceOf(ctx) == Source::kCaller;
+  if (!(decides ? MayTamper(event) : event == kMovedTo)) return REDISMODULE_OK;
   // Opened for change because that, unlike a look, leaves the server's hit counters alone.
   const LockKey key(ctx, name, LockKey::Access::kChange);
-  if (key.lock() != nullptr) {
-    Tampered().push_back({key.lock_name().db, std::string(ToView(name))});
-  }
+  if (key.lock() == nullptr) return REDISMODULE_OK;
+  LocksMayBeIn(key.lock_name().db);
+  if (decides) Tampered().push_back({key.lock_name().db, std::string(ToView(name))});
   return REDISMODULE_OK;
 }
 
 }  // namespace
 
 bool SubscribeToEvents(RedisModuleCtx* ctx) {
+  Events().Register(ctx);
   return RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_EventLoop, PayDebts) ==
              REDISMODULE_OK &&
          RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_ReplicationRoleChanged,

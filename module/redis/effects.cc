@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <variant>
 
+#include "core/news.h"
+#include "redis/events.h"
 #include "redis/server_sessions.h"
 #include "redis/tokens.h"
 #include "redis/user.h"
@@ -13,11 +15,15 @@ namespace {
 
 void Store(RedisModuleCtx* ctx, LockKey& key, const Held& held) {
   if (Replaces(key.lock(), held)) TheSessions().LockGone(key.lock_name());
+  const HeldNews news = NewsOf(key.lock(), held);
+  Events().Lost(ctx, key.name(), news.lost);  // first, because the owners are in the lock
   Lock* lock = Apply(key.lock(), held);
   key.Store(lock);
   Tokens().Observe(held.hold.token);
   TheWaiters().LockHeld(key.lock_name(), *lock, held.hold);
   RedisModule_SignalModifiedKey(ctx, key.name());
+  if (news.news == News::kAcquired) Events().Acquired(ctx, key.name());
+  if (news.news == News::kTouched) Events().Touched(ctx, key.name());
 }
 
 // Takes a hold, or one of several counted ones, out of the key. Deleting the key runs the type's
@@ -37,9 +43,17 @@ void TakeOut(RedisModuleCtx* ctx, LockKey& key, const Fact& fact) {
   RedisModule_SignalModifiedKey(ctx, key.name());
 }
 
+void TakeOutEnded(RedisModuleCtx* ctx, LockKey& key, const Ended& ended) {
+  if (const auto hold = key.lock()->Find(ended.owner); hold.has_value()) {
+    Events().Lost(ctx, key.name(), LostWith(*hold, ended.how));
+  }
+  TakeOut(ctx, key, ended);
+}
+
 struct Effects {
   RedisModuleCtx* ctx;
   LockKey& key;
+  Instant now;
   Carrier carrier;
 
   void operator()(const Held& held) const {
@@ -55,12 +69,16 @@ struct Effects {
       RedisModule_Replicate(ctx, "LOCK.RELEASE", "sb", key.name(), released.owner.bytes.data(),
                             released.owner.bytes.size());
     }
+    const std::optional<Hold> hold = key.lock()->Find(released.owner);
     TakeOut(ctx, key, released);
+    if (!hold.has_value() || hold->count > 1) return;
+    if (now != kBeforeAnyEnd) TheStats().holds.Add(now - hold->since);  // else it is only obeyed
+    Events().Released(ctx, key.name());
   }
 
   void operator()(const Ended& ended) const {
     EmitEnded([this](auto... args) { RedisModule_Replicate(ctx, args...); }, key.name(), ended);
-    TakeOut(ctx, key, ended);
+    TakeOutEnded(ctx, key, ended);
   }
 
   // A plain lock is not ours: it is changed by the server's own commands, which also notify,
@@ -173,14 +191,60 @@ void ReplyLine(RedisModuleCtx* ctx, const WaitQueue::Line* line, Instant now) {
   }
 }
 
+// The mode in which a lock is held, or in which the first in line asks for it.
+const char* NameOfMode(const Place& place, const WaitQueue::Line* line, Instant now) {
+  if (CountHolders(place, now) == 0) return NameOf(line->first()->waiter().request().mode);
+  return place.plain.has_value() ? "plain" : NameOf(ModeOf(place));
+}
+
+constexpr long kSummaryFields = 10;
+
+// One lock in a list, if the caller may know of it and somebody holds it or waits for it. Of
+// several holders the one with the highest token is shown.
+bool ReplySummary(RedisModuleCtx* ctx, const User& caller, RedisModuleString* name, Instant now) {
+  if (!caller.MayRead(name)) return false;
+  const LockKey key(ctx, name, LockKey::Access::kLook);
+  if (key.wrong_type()) return false;
+  const Place place = key.place();
+  const WaitQueue::Line* line = TheWaiters().Find(key.lock_name());
+  const size_t holders = CountHolders(place, now);
+  if (holders == 0 && line == nullptr) return false;
+
+  RedisModule_ReplyWithMap(ctx, kSummaryFields);
+  Field(ctx, "key", ToView(name));
+  Field(ctx, "mode", NameOfMode(place, line, now));
+  Field(ctx, "holders", static_cast<long long>(holders));
+  const std::optional<Hold> hold = CurrentHold(place, now);
+  const PlainLock* plain = holders > 0 && place.plain.has_value() ? &*place.plain : nullptr;
+  if (hold.has_value()) {
+    Field(ctx, "owner", hold->owner.bytes);
+    Field(ctx, "token", static_cast<long long>(hold->token.value));
+    Field(ctx, "held-ms", std::max(now - hold->since, Millis{0}).count());
+    Field(ctx, "lease-left-ms", (hold->end - now).count());
+  } else {
+    const bool has_owner = plain != nullptr && plain->value.size() <= kMaxOwnerBytes;
+    has_owner ? Field(ctx, "owner", plain->value) : NullField(ctx, "owner");
+    NullField(ctx, "token");
+    NullField(ctx, "held-ms");
+    const bool ends = plain != nullptr && plain->end != kMaxInstant;
+    ends ? Field(ctx, "lease-left-ms", (plain->end - now).count())
+         : NullField(ctx, "lease-left-ms");
+  }
+  Field(ctx, "linger-left-ms", LingerLeft(place, now).count());
+  Field(ctx, "waiting", line == nullptr ? 0 : static_cast<long long>(line->size()));
+  Field(ctx, "longest-wait-ms",
+        line == nullptr ? 0 : std::max(now - line->waiting_since(), Millis{0}).count());
+  return true;
+}
+
 }  // namespace
 
 void CarryOut(RedisModuleCtx* ctx, LockKey& key, const Change& change, Instant now,
               Carrier carrier) {
   for (const Ended& ended : OverdueBefore(key.place(), change, now)) {
-    Effects{ctx, key, Carrier::kNobody}(ended);
+    Effects{ctx, key, now, Carrier::kNobody}(ended);
   }
-  std::visit(Effects{ctx, key, carrier}, change);
+  std::visit(Effects{ctx, key, now, carrier}, change);
 }
 
 void CarryOutGrant(RedisModuleCtx* ctx, LockKey& key, const AcquireRequest& request, Token token,
@@ -193,7 +257,7 @@ void RemoveOverdue(RedisModuleCtx* ctx, LockKey& key, Instant now) {
   const Lock* lock = key.lock();
   if (lock == nullptr || lock->KeepingOut(now) == 0) return;
   for (const Ended& ended : Overdue(key.place(), now)) {
-    Effects{ctx, key, Carrier::kNobody}(ended);
+    Effects{ctx, key, now, Carrier::kNobody}(ended);
   }
 }
 
@@ -203,7 +267,7 @@ void Obey(RedisModuleCtx* ctx, LockKey& key, const Held& held) {
 }
 
 void Obey(RedisModuleCtx* ctx, LockKey& key, const Ended& ended) {
-  if (key.lock() != nullptr) TakeOut(ctx, key, ended);
+  if (key.lock() != nullptr) TakeOutEnded(ctx, key, ended);
   RedisModule_ReplicateVerbatim(ctx);
 }
 
@@ -271,12 +335,10 @@ int ReplyInfo(RedisModuleCtx* ctx, const LockKey& key, const WaitQueue::Line* li
   const Place place = key.place();
   const bool held = CountHolders(place, now) > 0;
   if (!held && line == nullptr) return RedisModule_ReplyWithNull(ctx);
-  const bool plain = held && place.plain.has_value();
-  const Mode mode = held ? ModeOf(place) : line->first()->waiter().request().mode;
   RedisModule_ReplyWithMap(ctx, 6);
-  Field(ctx, "mode", plain ? "plain" : NameOf(mode));
+  Field(ctx, "mode", NameOfMode(place, line, now));
   RedisModule_ReplyWithCString(ctx, "holders");
-  if (plain) {
+  if (held && place.plain.has_value()) {
     RedisModule_ReplyWithArray(ctx, 1);
     ReplyPlainHolder(ctx, *place.plain, now);
   } else if (held) {
@@ -288,6 +350,45 @@ int ReplyInfo(RedisModuleCtx* ctx, const LockKey& key, const WaitQueue::Line* li
   Field(ctx, "waiting", line == nullptr ? 0 : static_cast<long long>(line->size()));
   ReplyLine(ctx, line, now);
   Field(ctx, "grace-left-ms", Tokens().GraceLeft(now).count());
+  return REDISMODULE_OK;
+}
+
+int ReplyList(RedisModuleCtx* ctx, RedisModuleCallReply* found, Instant now) {
+  if (found == nullptr) {
+    return RedisModule_ReplyWithError(ctx, "ERR LOCK.LIST needs SCAN, which this server lacks");
+  }
+  if (RedisModule_CallReplyType(found) == REDISMODULE_REPLY_ERROR) {
+    return RedisModule_ReplyWithCallReply(ctx, found);
+  }
+  RedisModule_ReplyWithArray(ctx, 2);
+  RedisModule_ReplyWithCallReply(ctx, RedisModule_CallReplyArrayElement(found, 0));
+  RedisModule_ReplyWithArray(ctx, REDISMODULE_POSTPONED_LEN);
+  const User caller(ctx);
+  RedisModuleCallReply* keys = RedisModule_CallReplyArrayElement(found, 1);
+  long shown = 0;
+  for (size_t i = 0; i < RedisModule_CallReplyLength(keys); ++i) {
+    RedisModuleString* name =
+        RedisModule_CreateStringFromCallReply(RedisModule_CallReplyArrayElement(keys, i));
+    if (ReplySummary(ctx, caller, name, now)) ++shown;
+    RedisModule_FreeString(ctx, name);
+  }
+  RedisModule_ReplySetArrayLength(ctx, shown);
+  return REDISMODULE_OK;
+}
+
+int ReplyTop(RedisModuleCtx* ctx, const std::vector<const WaitQueue::Line*>& lines, size_t most,
+             Instant now) {
+  const User caller(ctx);
+  RedisModule_ReplyWithArray(ctx, REDISMODULE_POSTPONED_LEN);
+  size_t shown = 0;
+  for (const WaitQueue::Line* line : lines) {
+    if (shown == most) break;
+    const std::string_view key = line->lock().key;
+    RedisModuleString* name = RedisModule_CreateString(ctx, key.data(), key.size());
+    if (ReplySummary(ctx, caller, name, now)) ++shown;
+    RedisModule_FreeString(ctx, name);
+  }
+  RedisModule_ReplySetArrayLength(ctx, static_cast<long>(shown));
   return REDISMODULE_OK;
 }
 

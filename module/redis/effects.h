@@ -52,6 +52,11 @@ int ReplyFlag(RedisModuleCtx* ctx, bool flag);
 // The map of LOCK.INFO; `line` is null if nobody waits.
 int ReplyInfo(RedisModuleCtx* ctx, const LockKey& key, const WaitQueue::Line* line, Instant now);
 
+// Summaries of locks, without those that the caller may not read. `found`: what SCAN answered.
+int ReplyList(RedisModuleCtx* ctx, RedisModuleCallReply* found, Instant now);
+int ReplyTop(RedisModuleCtx* ctx, const std::vector<const WaitQueue::Line*>& lines, size_t most,
+             Instant now);
+
 // The token that asked does not hold the lock; the highest one that does, if any.
 int ReplyFenced(RedisModuleCtx* ctx, Token asked, std::optional<Token> holds);
 int ReplyNotPermitted(RedisModuleCtx* ctx, std::string_view command);

@@ -14,6 +14,7 @@
 #include "redis/command_table.h"
 #include "redis/config.h"
 #include "redis/effects.h"
+#include "redis/events.h"
 #include "redis/lock_type.h"
 #include "redis/tokens.h"
 #include "redis/user.h"
@@ -138,12 +139,15 @@ int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   const Admission admission =
       Decide(sites.get(), request, now, clock, Tokens().GraceAt(ToInstant(now)));
   if (admission.granted()) {
+    ++(admission.is_new() ? TheStats().acquired_at_once : TheStats().asked_again);
     for (size_t i = 0; i < keys.size(); ++i) {
       CarryOutGrant(ctx, keys[i], request, admission.token, ToInstant(now), session);
       waiters.OwnerWasTold(keys[i].lock_name(), request.owner);
     }
   } else if (admission.busy() && request.wait > Millis{0} && MayBlock(ctx)) {
     return waiters.Park(ctx, keys, request, session, now);
+  } else if (admission.busy()) {
+    ++TheStats().refused;
   }
   return ReplyAcquired(ctx, admission);
 }
@@ -170,6 +174,10 @@ int HandleRelease(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
     if (decision.change.has_value()) CarryOut(ctx, keys[i], *decision.change, now, carrier);
     if (decision.outcome == Outcome::kReleased) ++released;
   }
+  if (source == Source::kCaller) {
+    TheStats().released += released;
+    TheStats().stale_releases += keys.size() - released;
+  }
   return ReplyCount(ctx, released);
 }
 
@@ -193,6 +201,8 @@ int HandleTouch(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
     TheWaiters().OwnerWasTold(keys[i].lock_name(), request.owner);
     ++touched;
   }
+  TheStats().touched += touched;
+  TheStats().stale_touches += keys.size() - touched;
   return ReplyCount(ctx, touched);
 }
 
@@ -221,6 +231,7 @@ int HandleFence(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
     if (!request.token.has_value()) return ReplyToken(ctx, holds);
     const bool current = IsCurrent(place, *request.token, now);
     if (guarded.empty()) return ReplyFlag(ctx, current);
+    ++(current ? TheStats().fenced_passed : TheStats().fenced_refused);
     if (!current) return ReplyFenced(ctx, *request.token, holds);
   }
   return ReplyOf(ctx, Run(ctx, guarded));
@@ -231,6 +242,30 @@ int HandleInfo(RedisModuleCtx* ctx, RedisModuleString** argv, int /*argc*/) {
   const LockKey key(ctx, argv[kKey], LockKey::Access::kLook);
   if (key.wrong_type()) return ReplyWrongType(ctx);
   return ReplyInfo(ctx, key, TheWaiters().Find(key.lock_name()), ToInstant(WallNow()));
+}
+
+// LOCK.LIST [MATCH pattern] [COUNT n] [CURSOR c]
+int HandleList(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
+  const ArgViews args(argv, argc, 1);
+  const auto parsed = ParseList(args.args());
+  if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
+  const auto& request = std::get<ListRequest>(parsed);
+  const std::string_view match = request.match.value_or("*");
+  RedisModuleCallReply* found = RedisModule_Call(
+      ctx, "SCAN", "Ebcbclcc", request.cursor.data(), request.cursor.size(), "MATCH", match.data(),
+      match.size(), "COUNT", static_cast<long long>(request.count), "TYPE", kTypeName);
+  ReplyList(ctx, found, ToInstant(WallNow()));
+  if (found != nullptr) RedisModule_FreeCallReply(found);
+  return REDISMODULE_OK;
+}
+
+// LOCK.TOP [n]
+int HandleTop(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
+  const ArgViews args(argv, argc, 1);
+  const auto parsed = ParseTop(args.args());
+  if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
+  return ReplyTop(ctx, TheWaiters().LongestLines(RedisModule_GetSelectedDb(ctx)),
+                  std::get<TopRequest>(parsed).most, ToInstant(WallNow()));
 }
 
 // LOCK.HELP
@@ -249,7 +284,7 @@ int HandleProbe(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/)
 }
 
 // LOCK.FACT HELD key owner token since-ms end-ms [SHARED | LIMIT] [COUNT n] [LINGER ms]
-// LOCK.FACT ENDED key owner
+// LOCK.FACT ENDED key owner [SESSION | UNDELIVERED]
 // LOCK.FACT FLOOR token
 int HandleFact(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   constexpr int kFactKey = 2;

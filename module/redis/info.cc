@@ -1,21 +1,86 @@
 #include "redis/info.h"
 
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "core/stats.h"
+#include "redis/events.h"
+#include "redis/lock_type.h"
 #include "redis/tokens.h"
 #include "redis/waiters.h"
 
 namespace turnstile {
 namespace {
 
-void Info(RedisModuleInfoCtx* info, int /*for_crash_report*/) {
+struct Counter {
+  const char* name;
+  uint64_t Stats::*value;
+};
+
+// docs/operations.md says what each means.
+constexpr Counter kCounters[] = {
+    {"acquired_at_once", &Stats::acquired_at_once},
+    {"handed_over", &Stats::handed_over},
+    {"asked_again", &Stats::asked_again},
+    {"refused", &Stats::refused},
+    {"waited", &Stats::waited},
+    {"timed_out", &Stats::timed_out},
+    {"deadlocks", &Stats::deadlocks},
+    {"wait_limited", &Stats::wait_limited},
+    {"released", &Stats::released},
+    {"stale_releases", &Stats::stale_releases},
+    {"touched", &Stats::touched},
+    {"stale_touches", &Stats::stale_touches},
+    {"expired", &Stats::expired},
+    {"evicted", &Stats::evicted},
+    {"forced", &Stats::forced},
+    {"sessions_ended", &Stats::sessions_ended},
+    {"undelivered", &Stats::undelivered},
+    {"fenced_passed", &Stats::fenced_passed},
+    {"fenced_refused", &Stats::fenced_refused},
+};
+
+void AddPercentiles(RedisModuleInfoCtx* info, const std::string& what, const Histogram& took) {
+  constexpr std::pair<const char*, double> kPercentiles[] = {
+      {"_p50_ms", 0.5}, {"_p99_ms", 0.99}, {"_p999_ms", 0.999}};
+  for (const auto& [name, share] : kPercentiles) {
+    RedisModule_InfoAddFieldLongLong(info, (what + name).c_str(), took.AtMost(share).count());
+  }
+  RedisModule_InfoAddFieldLongLong(info, (what + "_max_ms").c_str(), took.longest().count());
+}
+
+void Info(RedisModuleInfoCtx* info, int for_crash_report) {
+  if (for_crash_report == 0) Events().Drain();
+  const Stats& stats = TheStats();
+  const FineInstant now = WallNow();
+
   RedisModule_InfoAddSection(info, "state");
+  RedisModule_InfoAddFieldULongLong(info, "locks_held", CountLocks());
   RedisModule_InfoAddFieldULongLong(info, "waiters", TheWaiters().size());
+  RedisModule_InfoAddFieldULongLong(info, "contended_locks", TheWaiters().lines());
+
+  RedisModule_InfoAddSection(info, "counters");
+  RedisModule_InfoAddFieldULongLong(info, "acquired", stats.acquired_at_once + stats.handed_over);
+  for (const Counter& counter : kCounters) {
+    RedisModule_InfoAddFieldULongLong(info, counter.name, stats.*counter.value);
+  }
+  char percent[16];
+  std::snprintf(percent, sizeof(percent), "%.2f", 100 * stats.Contention());
+  RedisModule_InfoAddFieldCString(info, "contention_percent", percent);
+
+  RedisModule_InfoAddSection(info, "latencies");
+  AddPercentiles(info, "wait", stats.waits);
+  AddPercentiles(info, "hold", stats.holds);
+
   const TokenClock& clock = Tokens().clock();
   RedisModule_InfoAddSection(info, "clock");
   RedisModule_InfoAddFieldULongLong(info, "last_token", clock.last().value);
   RedisModule_InfoAddFieldLongLong(info, "clock_lead_ms",
-                                   std::chrono::floor<Millis>(clock.LeadAt(WallNow())).count());
+                                   std::chrono::floor<Millis>(clock.LeadAt(now)).count());
   RedisModule_InfoAddFieldLongLong(info, "grace_left_ms",
-                                   Tokens().GraceLeft(ToInstant(WallNow())).count());
+                                   Tokens().GraceLeft(ToInstant(now)).count());
 }
 
 }  // namespace

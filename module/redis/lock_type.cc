@@ -1,10 +1,12 @@
 #include "redis/lock_type.h"
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <string>
 
 #include "core/encoding.h"
+#include "redis/events.h"
 #include "redis/server_sessions.h"
 #include "redis/tokens.h"
 #include "redis/waiters.h"
@@ -13,6 +15,11 @@ namespace turnstile {
 namespace {
 
 RedisModuleType* lock_type = nullptr;
+
+// Values are freed on other threads too.
+constinit std::atomic<size_t> locks = 0;
+// By database: 1 if there may be any.
+constinit std::vector<char> has_locks;
 
 const Lock& AsLock(const void* value) { return *static_cast<const Lock*>(value); }
 
@@ -42,6 +49,8 @@ void* RdbLoad(RedisModuleIO* io, int encver) {
     return nullptr;
   }
   Tokens().Observe(highest);
+  ++locks;
+  LocksMayBeIn(RedisModule_GetDbIdFromIO(io));
   return lock.release();
 }
 
@@ -75,12 +84,18 @@ void AofRewrite(RedisModuleIO* io, RedisModuleString* key, void* value) {
 }
 
 // May run on another thread: touches nothing but the value.
-void Free(void* value) { delete static_cast<Lock*>(value); }
+void Free(void* value) {
+  delete static_cast<Lock*>(value);
+  --locks;
+}
+
+bool deleting = false;  // a lock that a fact has ended
 
 // Whatever removes a lock from its key, but for FLUSHDB, FLUSHALL and SWAPDB, comes through here.
-void Unlink(RedisModuleKeyOptCtx* ctx, const void* /*value*/) {
+void Unlink(RedisModuleKeyOptCtx* ctx, const void* value) {
   const LockName lock{RedisModule_GetDbIdFromOptCtx(ctx),
                       ToView(RedisModule_GetKeyNameFromOptCtx(ctx))};
+  if (!deleting) Events().Removed(lock, AsLock(value));
   TheWaiters().LockGone(lock);
   TheSessions().LockGone(lock);
 }
@@ -127,7 +142,7 @@ bool RegisterLockType(RedisModuleCtx* ctx) {
                                .copy2 = nullptr},
                         .aux_save2 = AuxSave};
   lock_type =
-      RedisModule_CreateDataType(ctx, "turnstile", static_cast<int>(kCurrentEncoding), &methods.v4);
+      RedisModule_CreateDataType(ctx, kTypeName, static_cast<int>(kCurrentEncoding), &methods.v4);
   return lock_type != nullptr;
 }
 
@@ -154,10 +169,43 @@ bool LockKey::wrong_type() const {
          lock() == nullptr;
 }
 
-Lock* LockKey::lock() const {
-  if (RedisModule_ModuleTypeGetType(key_) != lock_type) return nullptr;
-  return static_cast<Lock*>(RedisModule_ModuleTypeGetValue(key_));
+Lock* LockIn(RedisModuleKey* key) {
+  if (RedisModule_ModuleTypeGetType(key) != lock_type) return nullptr;
+  return static_cast<Lock*>(RedisModule_ModuleTypeGetValue(key));
 }
+
+size_t CountLocks() { return locks; }
+
+std::vector<int> DatabasesWithLocks() {
+  std::vector<int> found;
+  for (size_t db = 0; db < has_locks.size(); ++db) {
+    if (has_locks[db] != 0) found.push_back(static_cast<int>(db));
+  }
+  return found;
+}
+
+void LocksMayBeIn(int db) {
+  if (db < 0) return;  // a value that is loaded into no key
+  const auto index = static_cast<size_t>(db);
+  if (index >= has_locks.size()) has_locks.resize(index + 1);
+  has_locks[index] = 1;
+}
+
+void LocksSwapped(int first, int second) {
+  const auto larger = static_cast<size_t>(std::max(first, second));
+  if (larger >= has_locks.size()) has_locks.resize(larger + 1);
+  std::swap(has_locks[static_cast<size_t>(first)], has_locks[static_cast<size_t>(second)]);
+}
+
+void ForgetLocksIn(std::optional<int> db) {
+  if (!db.has_value()) {
+    has_locks.clear();
+  } else if (static_cast<size_t>(*db) < has_locks.size()) {
+    has_locks[static_cast<size_t>(*db)] = 0;
+  }
+}
+
+Lock* LockKey::lock() const { return LockIn(key_); }
 
 Place LockKey::place() const {
   if (RedisModule_KeyType(key_) != REDISMODULE_KEYTYPE_STRING) return {.lock = lock(), .plain = {}};
@@ -176,6 +224,8 @@ void LockKey::Store(Lock* lock_to_store) {
   Lock* stored = lock();
   if (stored == nullptr) {
     RedisModule_ModuleTypeSetValue(key_, lock_type, lock_to_store);
+    ++locks;
+    LocksMayBeIn(db_);
   } else if (stored != lock_to_store) {
     // Unlike setting it anew, this does not look as if the lock had been gone for a moment.
     RedisModule_ModuleTypeReplaceValue(key_, lock_type, lock_to_store, nullptr);
@@ -184,7 +234,11 @@ void LockKey::Store(Lock* lock_to_store) {
   RedisModule_SetAbsExpire(key_, lock_to_store->closes().time_since_epoch().count());
 }
 
-void LockKey::Delete() { RedisModule_DeleteKey(key_); }
+void LockKey::Delete() {
+  deleting = true;
+  RedisModule_DeleteKey(key_);
+  deleting = false;
+}
 
 ScopedName::ScopedName(RedisModuleCtx* ctx, LockName lock)
     : ctx_(ctx),

@@ -3,6 +3,7 @@
 #ifndef TURNSTILE_REDIS_LOCK_TYPE_H_
 #define TURNSTILE_REDIS_LOCK_TYPE_H_
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +19,21 @@
 namespace turnstile {
 
 bool RegisterLockType(RedisModuleCtx* ctx);
+
+// The name of the type, as TYPE and SCAN … TYPE know it.
+inline constexpr const char* kTypeName = "turnstile";
+
+// The lock in an open key, or null.
+Lock* LockIn(RedisModuleKey* key);
+
+// How many locks this server stores; also such as the server has not freed yet.
+size_t CountLocks();
+// Where they may be: not in other databases.
+std::vector<int> DatabasesWithLocks();
+void LocksMayBeIn(int db);
+void LocksSwapped(int first, int second);
+// There are none in a database, or in any.
+void ForgetLocksIn(std::optional<int> db);
 
 // A key that is open as a lock. Lives for one command and no longer.
 class LockKey {
@@ -160,8 +176,13 @@ void EmitHeld(Emit emit, RedisModuleString* key, const Held& held) {
 
 template <typename Emit>
 void EmitEnded(Emit emit, RedisModuleString* key, const Ended& ended) {
-  emit(kFactCommand, "csb", kFactEnded.data(), key, ended.owner.bytes.data(),
-       ended.owner.bytes.size());
+  const std::string_view how = WordFor(ended.how);
+  const std::string_view owner = ended.owner.bytes;
+  if (how.empty()) {
+    emit(kFactCommand, "csb", kFactEnded.data(), key, owner.data(), owner.size());
+  } else {
+    emit(kFactCommand, "csbc", kFactEnded.data(), key, owner.data(), owner.size(), how.data());
+  }
 }
 
 }  // namespace turnstile

@@ -10,6 +10,7 @@
 #include "redis/config.h"
 #include "redis/deferred.h"
 #include "redis/effects.h"
+#include "redis/events.h"
 #include "redis/server_sessions.h"
 #include "redis/tokens.h"
 #include "redis/user.h"
@@ -81,6 +82,11 @@ std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString
   return lost.has_value() ? lost : not_here ? kNotNowText : refusal;
 }
 
+void CountTimeOut(const WaitQueue::Waiter& waiter, Instant now) {
+  ++TheStats().timed_out;
+  TheStats().waits.Add(now - waiter.since());
+}
+
 }  // namespace
 
 Crowd Waiters::AheadOfNewcomer(LockName lock, const Place& place, const AcquireRequest& request,
@@ -95,7 +101,10 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const AcquireRequest& req
   std::vector<LockName> locks;
   for (size_t i = 0; i < keys.size(); ++i) locks.push_back(keys[i].lock_name());
   const std::vector<WaitQueue::Waiter*> olders = queue_.FindWaiters(locks, request.owner);
-  if (olders.empty() && size() >= MaxWaiters()) return ReplyWaitLimit(ctx, MaxWaiters());
+  if (olders.empty() && size() >= MaxWaiters()) {
+    ++TheStats().wait_limited;
+    return ReplyWaitLimit(ctx, MaxWaiters());
+  }
 
   auto parked =
       std::make_unique<Parked>(request, now, session, RedisModule_GetCurrentUserName(ctx));
@@ -106,6 +115,7 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const AcquireRequest& req
     if (asks_for_less_room) {
       const auto cycle = queue_.FindCycle(*parked, {}, moment);
       if (!cycle.empty()) {
+        ++TheStats().deadlocks;
         ReplyDeadlock(ctx, cycle);
         queue_.TakeOver(older, *parked);
         return REDISMODULE_OK;
@@ -121,6 +131,7 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const AcquireRequest& req
     if (may_close_cycle) {
       const auto cycle = queue_.FindCycle(*parked, olders, moment);
       if (!cycle.empty()) {
+        ++TheStats().deadlocks;
         ReplyDeadlock(ctx, cycle);
         queue_.Leave(*parked);
         return REDISMODULE_OK;
@@ -139,6 +150,7 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const AcquireRequest& req
   waits->client = RedisModule_BlockClient(ctx, OnReply, OnUnblocked, OnFree, /*timeout_ms=*/0);
   RedisModule_SetDisconnectCallback(waits->client, OnGone);
   parked_.emplace(waits->client, waits);
+  ++TheStats().waited;
   return REDISMODULE_OK;
 }
 
@@ -237,6 +249,7 @@ void Waiters::TimeOut(Instant now) {
     Send(*parked, std::string(kSupersededText));
   }
   while (WaitQueue::Waiter* waiter = queue_.FirstTimedOut(now)) {
+    CountTimeOut(*waiter, now);
     Send(*static_cast<Parked*>(waiter), std::monostate{});
   }
 }
@@ -328,6 +341,8 @@ WaitQueue::Offered Waiters::Offer(RedisModuleCtx* ctx, Parked& parked, LockName 
     parked.grant->keys.emplace_back(parked.lock(i).key);
     CarryOutGrant(ctx, keys[i], request, admission.token, moment, parked.session);
   }
+  ++TheStats().handed_over;
+  TheStats().waits.Add(moment - parked.since());
   Send(parked, admission.token);
   return WaitQueue::Offered::kLeft;
 }
@@ -358,7 +373,10 @@ int Waiters::OnReply(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*ar
 int Waiters::OnUnblocked(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/) {
   Waiters& self = TheWaiters();
   Parked* parked = self.FindParked(RedisModule_GetBlockedClientHandle(ctx));
-  if (parked != nullptr) self.LetGo(*parked);
+  if (parked != nullptr) {
+    CountTimeOut(*parked, ToInstant(WallNow()));
+    self.LetGo(*parked);
+  }
   return RedisModule_ReplyWithNull(ctx);
 }
 

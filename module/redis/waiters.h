@@ -33,6 +33,9 @@ class Waiters {
  public:
   bool empty() const { return queue_.empty(); }
   size_t size() const { return queue_.size(); }
+  // How many locks they wait for.
+  size_t lines() const { return queue_.lines(); }
+  std::vector<const WaitQueue::Line*> LongestLines(int db) const { return queue_.LongestLines(db); }
 
   // The line of a lock, or null.
   WaitQueue::Line* Find(LockName lock) { return empty() ? nullptr : queue_.Find(lock); }

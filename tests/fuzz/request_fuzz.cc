@@ -190,6 +190,27 @@ void CheckFence(const Words& words) {
   Require(std::to_string(request->token->value) == words[1], "a number has one spelling");
 }
 
+void CheckList(const Words& words) {
+  const auto parsed = ParseList(words);
+  const ListRequest* request = Accepted(parsed);
+  if (words.empty()) Require(request != nullptr, "a bare list");
+  if (request == nullptr) return;
+  Require(request->count >= 1 && request->count <= kMaxListCount, "a count is in range");
+  Require(!request->cursor.empty() && request->cursor.size() <= 20 &&
+              request->cursor.find_first_not_of("0123456789") == std::string_view::npos,
+          "a cursor is digits");
+  Require(words.size() % 2 == 0 && words.size() <= 6, "each option has a value, and comes once");
+}
+
+void CheckTop(const Words& words) {
+  const auto parsed = ParseTop(words);
+  const TopRequest* request = Accepted(parsed);
+  if (words.empty()) Require(request != nullptr, "a bare top");
+  if (words.empty() || request == nullptr) return;
+  Require(request->most >= 1 && request->most <= static_cast<size_t>(kMaxTop), "in range");
+  Require(words.size() == 1 && std::to_string(request->most) == words[0], "one number");
+}
+
 void CheckFact(const Words& words) {
   const auto parsed = ParseFact(words);
   const Fact* fact = Accepted(parsed);
@@ -202,6 +223,10 @@ void CheckFact(const Words& words) {
   } else if (const auto* ended = std::get_if<EndedFact>(fact)) {
     spelled = {"ENDED", std::string(ended->key), std::string(ended->ended.owner.bytes)};
     Require(!spelled[2].empty() && spelled[2].size() <= kMaxOwnerBytes, "an owner has its size");
+    if (const std::string_view how = WordFor(ended->ended.how); !how.empty()) {
+      keywords.push_back(spelled.size());
+      spelled.emplace_back(how);
+    }
   } else {
     const auto& [key, held] = std::get<HeldFact>(*fact);
     const Hold& hold = held.hold;
@@ -264,6 +289,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     CheckOwned<ReleaseRequest>([](Args args) { return ParseRelease(args); }, command, limits);
     CheckFence(command);
   }
+  CheckList(words);
+  CheckTop(words);
   CheckFact(words);
   for (const std::string_view word : words) CheckPieces(word);
   return 0;

@@ -2,12 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "support/lock_test.h"
+#include "support/markdown.h"
 #include "support/replication_stream.h"
 
 namespace turnstile::testing {
@@ -118,6 +121,122 @@ TEST_F(AccessTest, PlainLocksNeedNoMoreRights) {
   EXPECT_EQ(worker.Do("LOCK.RELEASE", "lock:1", "alice"), Reply::Int(1));
   Do({"SET", "lock:1", "alice"});
   EXPECT_TRUE(worker.Do("LOCK.ACQUIRE", "lock:1", "alice", "PX", kMinute).IsInteger());
+}
+
+// --- The rule sets of docs/operations.md -------------------------------------------------------
+
+// The server's users as the document makes them, each with a connection; and the table of what they
+// may. Each row has a command or two that show it.
+class RuleSetTest : public AccessTest {
+ protected:
+  RuleSetTest() {
+    for (const std::string& line : ReadSource("docs/operations.md")) {
+      const std::vector<std::string> words = Split(line, ' ');
+      const auto acl = std::find(words.begin(), words.end(), "ACL");
+      if (!line.starts_with("    ACL SETUSER ") || acl == words.end()) continue;
+      const Command set_user(acl, words.end());
+      EXPECT_EQ(Do(set_user), Reply::Ok()) << line;
+      names_.push_back(set_user.at(2));
+      users_.push_back(server().Connect());
+      EXPECT_EQ(users_.back().Do("AUTH", names_.back(), "change-me"), Reply::Ok());
+    }
+    EXPECT_EQ(names_, (std::vector<std::string>{"worker", "operator", "dashboard"}));
+  }
+
+  std::vector<std::string> names_;
+  std::vector<Client> users_;
+};
+
+TEST_F(RuleSetTest, EachMayWhatTheTableSaysAndNothingElse) {
+  const std::map<std::string, Commands> shown = {
+      {"take, renew and give up locks under `lock:",
+       {{"LOCK.ACQUIRE", "lock:1", "me", "PX", "60000"},
+        {"LOCK.TOUCH", "lock:1", "me", "PX", "60000"},
+        {"LOCK.FENCE", "lock:1"},
+        {"LOCK.RELEASE", "lock:1", "me"}}},
+      {"write `data:` keys, also after THEN",
+       {{"SET", "data:1", "x"}, {"LOCK.FENCE", "lock:held", "TOKEN", "THEN", "SET", "data:1", "y"}}},
+      {"subscribe to what happens to its locks", {{"SUBSCRIBE", "__keyspace@0__:lock:1"}}},
+      {"see who holds a lock and who waits", {{"LOCK.INFO", "lock:held"}}},
+      {"list locks and the longest lines", {{"LOCK.LIST"}, {"LOCK.TOP"}}},
+      {"read the figures", {{"INFO", "turnstile"}}},
+      {"force a release (`DEL`)", {{"DEL", "lock:nobody"}, {"UNLINK", "lock:nobody"}}},
+      {"end a client's wait", {{"CLIENT", "UNBLOCK", "999999"}}},
+      {"touch keys elsewhere",
+       {{"LOCK.ACQUIRE", "other", "me", "PX", "60000"},
+        {"LOCK.INFO", "other"},
+        {"LOCK.RELEASE", "other", "me"},
+        {"LOCK.FENCE", "other"},
+        {"GET", "other"},
+        {"DEL", "other"},
+        {"SUBSCRIBE", "__keyspace@0__x:other"}}},
+      {"change settings", {{"CONFIG", "SET", "turnstile.max-waiters", "5000"}}},
+  };
+  const int64_t token = MustAcquire(client_, "lock:held", "the-owner");
+  const std::vector<Row> rows = ReadTable("docs/operations.md", "may");
+  EXPECT_EQ(rows.size(), shown.size());
+  for (const Row& row : rows) {
+    SCOPED_TRACE(row.at(0));
+    ASSERT_TRUE(shown.contains(row[0]));
+    ASSERT_EQ(row.size(), 1 + names_.size());
+    for (size_t user = 0; user < names_.size(); user++) {
+      for (Command command : shown.at(row[0])) {
+        std::replace(command.begin(), command.end(), std::string("TOKEN"), std::to_string(token));
+        // A connection of its own, because SUBSCRIBE changes it.
+        Client client = server().Connect();
+        client.Do("AUTH", names_[user], "change-me");
+        const Reply reply = client.Do(command);
+        EXPECT_EQ(!reply.IsError(), row[1 + user] == "yes")
+            << names_[user] << ": " << command[0] << ' ' << reply;
+        if (row[1 + user] != "yes") {
+          EXPECT_TRUE(reply.IsError("NOPERM")) << reply;
+        }
+      }
+    }
+  }
+}
+
+// None of them may use what gives away everybody's owners, or rights over the server.
+TEST_F(RuleSetTest, WhatNoneOfThemMay) {
+  for (const Command& command :
+       Commands{{"MONITOR"}, {"CONFIG", "SET", "dir", "/"}, {"FLUSHALL"}, {"ACL", "WHOAMI"},
+                {"DEBUG", "SLEEP", "0"}, {"KEYS", "*"}, {"EVAL", "return 1", "0"}, {"SHUTDOWN"},
+                {"LOCK.FACT", "FLOOR", "1"}, {"LOCK.PROBE", "lock:1"}}) {
+    for (size_t user = 0; user < names_.size(); user++) {
+      EXPECT_TRUE(users_[user].Do(command).IsError("NOPERM")) << names_[user] << ' ' << command[0];
+    }
+  }
+}
+
+// Nothing that a worker can call tells it the owner of a lock that it may not read; and nothing at
+// all the owner of one that it may, but for a deadlock in which it would be itself.
+TEST_F(RuleSetTest, NoOwnerReachesAWorker) {
+  const std::string secret = "secret-of-another";
+  MustAcquire(client_, "lock:theirs", secret);
+  MustAcquire(client_, "hidden", secret);
+  Client& worker = users_[0];
+  for (const std::string key : {"lock:theirs", "hidden"}) {
+    for (const Command& command :
+         Commands{{"LOCK.ACQUIRE", key, "me", "PX", "1000"},
+                  {"LOCK.ACQUIRE", key, "me", "PX", "1000", "WAIT", "1"},
+                  {"LOCK.ACQUIRE", key, "me", "PX", "1000", "SHARED", "ALSO", "1", "lock:free"},
+                  {"LOCK.TOUCH", key, "me", "PX", "1000"},
+                  {"LOCK.RELEASE", key, "me"},
+                  {"LOCK.FENCE", key},
+                  {"LOCK.FENCE", key, "1"},
+                  {"LOCK.FENCE", key, "1", "THEN", "GET", "data:1"},
+                  {"LOCK.INFO", key},
+                  {"LOCK.LIST"},
+                  {"LOCK.TOP"},
+                  {"GET", key},
+                  {"DUMP", key}}) {
+      const Reply reply = worker.Do(command);
+      EXPECT_EQ(reply.ToString().find(secret), std::string::npos) << command[0] << ": " << reply;
+    }
+  }
+  EXPECT_EQ(Do({"INFO", "everything"}).text.find(secret), std::string::npos);
+  EXPECT_EQ(Do({"CLIENT", "LIST"}).text.find(secret), std::string::npos);
+  EXPECT_EQ(server().Log().find(secret), std::string::npos);
 }
 
 // --- The internal command ---------------------------------------------------------------------

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <fstream>
 #include <regex>
 #include <sstream>
 #include <string>
@@ -158,6 +159,9 @@ TEST(LoadTest, AnUnknownSettingKeepsTheServerFromStarting) {
 
 // --- Loading ----------------------------------------------------------------------------------
 
+const std::string kDefaultSettings =
+    "max-lease-ms 86400000, token-margin-ms 30000, failover-grace-ms 0, max-waiters 5000";
+
 TEST_F(ConfigTest, OneLineInTheLogAndTheVersion) {
   const Version version = ProjectVersion();
   const std::vector<std::string> lines = LinesWith(server().Log(), "<turnstile>");
@@ -167,6 +171,7 @@ TEST_F(ConfigTest, OneLineInTheLogAndTheVersion) {
   if (engine.starts_with("Valkey 8.1")) {
     expected += "; do not use COPY with DB on it, see valkey-io/valkey pull 4024";
   }
+  expected += ": " + kDefaultSettings;
   EXPECT_TRUE(lines[0].ends_with(expected)) << lines[0] << "\ninstead of " << expected;
 
   const Reply entry = ModuleEntry(client_);
@@ -180,16 +185,83 @@ TEST_F(ConfigTest, ItCannotBeUnloaded) {
   EXPECT_EQ(Do({"LOCK.RELEASE", "job", "alice"}), Reply::Int(1));
 }
 
-TEST(LoadTest, ModuleArgumentsAreRefused) {
-  Server server({.module_args = {"max-lease-ms", "5000"}, .must_start = false});
-  EXPECT_FALSE(server.running());
-  EXPECT_EQ(server.exit_code(), 1);
-  EXPECT_EQ(LinesWith(server.Log(),
-                      "cannot be loaded: it takes no module arguments; "
-                      "set turnstile.* in the configuration")
+// --- Arguments of the module --------------------------------------------------------------------
+
+std::string SettingOf(Client& client, const std::string& name) {
+  return client.Do("CONFIG", "GET", "turnstile." + name).Field("turnstile." + name).text;
+}
+
+TEST(LoadTest, ModuleArgumentsAreSettings) {
+  Server server({.module_args = {"max-lease-ms", "5000", "TURNSTILE.Max-Waiters", "7"}});
+  Client client = server.Connect();
+  EXPECT_EQ(SettingOf(client, "max-lease-ms"), "5000");
+  EXPECT_EQ(SettingOf(client, "max-waiters"), "7");
+  EXPECT_EQ(SettingOf(client, "token-margin-ms"), "30000");
+  EXPECT_EQ(LinesWith(server.Log(), ": max-lease-ms 5000, token-margin-ms 30000, "
+                                    "failover-grace-ms 0, max-waiters 7")
                 .size(),
             1U)
       << server.Log();
+  EXPECT_TRUE(client.Do("LOCK.ACQUIRE", "job", "alice", "PX", 5001).IsError("ERR PX must be"));
+  // They can be changed as any other.
+  EXPECT_EQ(client.Do("CONFIG", "SET", "turnstile.max-waiters", 8), Reply::Ok());
+  EXPECT_EQ(SettingOf(client, "max-waiters"), "8");
+}
+
+TEST(LoadTest, TheConfigurationGoesBeforeModuleArguments) {
+  Server server({.args = {"--turnstile.max-waiters", "9"},
+                 .module_args = {"max-waiters", "7", "token-margin-ms", "100"}});
+  Client client = server.Connect();
+  EXPECT_EQ(SettingOf(client, "max-waiters"), "9");
+  EXPECT_EQ(SettingOf(client, "token-margin-ms"), "100");
+}
+
+TEST(LoadTest, WrongModuleArgumentsAreRefused) {
+  const std::string range = " must be a whole number from 0 to 1000000 in plain digits, not ";
+  const std::vector<std::pair<Command, std::string>> wrong = {
+      {{"max-waiter", "7"},
+       "there is no setting \"max-waiter\" among max-lease-ms token-margin-ms failover-grace-ms "
+       "max-waiters"},
+      {{"reset-stats", "yes"}, "there is no setting \"reset-stats\" among"},
+      {{"turnstile."}, "there is no setting \"turnstile.\" among"},
+      {{"\x1b[31m"}, R"(there is no setting "\x1b[31m" among)"},
+      {{"max-waiters"}, "max-waiters" + range + "\"\""},
+      {{"max-waiters", "-1"}, "max-waiters" + range + "\"-1\""},
+      {{"max-waiters", "1000001"}, "max-waiters" + range + "\"1000001\""},
+      {{"max-waiters", "1\t"}, "max-waiters" + range + R"("1\x09")"},
+      {{"max-waiters", "1", "max-lease-ms", "2000", "max-waiters", "1"},
+       "max-waiters is given twice"},
+  };
+  for (const auto& [args, why] : wrong) {
+    Server server({.module_args = args, .must_start = false});
+    EXPECT_FALSE(server.running());
+    EXPECT_EQ(server.exit_code(), 1);
+    EXPECT_EQ(LinesWith(server.Log(), "cannot be loaded: " + why).size(), 1U)
+        << why << "\n" << server.Log();
+  }
+}
+
+TEST(LoadTest, ARewrittenConfigurationKeepsSettingsAndArguments) {
+  std::string rewritten;
+  {
+    Server server({.args = {"--turnstile.token-margin-ms", "77"},
+                   .config = "# ours\n",
+                   .module_args = {"max-waiters", "7"}});
+    Client client = server.Connect();
+    EXPECT_EQ(client.Do("CONFIG", "SET", "turnstile.max-lease-ms", 5000), Reply::Ok());
+    EXPECT_EQ(client.Do("CONFIG", "SET", "turnstile.reset-stats", "yes"), Reply::Ok());
+    EXPECT_EQ(client.Do("CONFIG", "REWRITE"), Reply::Ok());
+    std::ifstream file(server.dir() + "/server.conf");
+    for (std::string line; std::getline(file, line);) {
+      if (!line.starts_with("dir ") && !line.starts_with("port ")) rewritten += line + "\n";
+    }
+  }
+  EXPECT_TRUE(LinesWith(rewritten, "reset-stats").empty()) << rewritten;
+  Server server({.config = rewritten, .load_module = false});
+  Client client = server.Connect();
+  EXPECT_EQ(SettingOf(client, "max-lease-ms"), "5000");
+  EXPECT_EQ(SettingOf(client, "token-margin-ms"), "77");
+  EXPECT_EQ(SettingOf(client, "max-waiters"), "7");
 }
 
 TEST_F(ConfigTest, LoadedIntoARunningServer) {
@@ -199,6 +271,7 @@ TEST_F(ConfigTest, LoadedIntoARunningServer) {
   Client client = other.Connect();
   EXPECT_TRUE(client.Do("LOCK.HELP").IsError("ERR unknown command"));
   EXPECT_TRUE(client.Do("MODULE", "LOAD", path, "argument").IsError("ERR Error loading"));
+  EXPECT_FALSE(LinesWith(other.Log(), "there is no setting \"argument\" among").empty());
   EXPECT_TRUE(client.Do("MODULE", "LOADEX", path, "CONFIG", "turnstile.max-lease-ms", 5)
                   .IsError("ERR Error loading"));
   EXPECT_TRUE(client.Do("LOCK.HELP").IsError("ERR unknown command")) << "nothing is left of it";

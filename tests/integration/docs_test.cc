@@ -15,44 +15,13 @@
 #include <vector>
 
 #include "support/lock_test.h"
+#include "support/markdown.h"
 #include "support/source_files.h"
 
 namespace turnstile::testing {
 namespace {
 
 using Lines = std::vector<std::string>;
-using Row = std::vector<std::string>;  // the cells of a line of a table in Markdown
-
-std::string Trim(const std::string& text) {
-  const size_t begin = text.find_first_not_of(" `");
-  return begin == std::string::npos ? ""
-                                    : text.substr(begin, text.find_last_not_of(" `") - begin + 1);
-}
-
-std::vector<std::string> Split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, separator);) parts.push_back(Trim(part));
-  return parts;
-}
-
-// The rows of the table whose first heading is `heading`.
-std::vector<Row> ReadTable(const std::string& path, const std::string& heading) {
-  std::vector<Row> rows;
-  bool inside = false;
-  for (const std::string& line : ReadSource(path)) {
-    if (line.starts_with("| " + heading + " |")) {
-      inside = true;
-    } else if (inside && !line.starts_with("|")) {
-      break;
-    } else if (inside && !line.starts_with("|---")) {
-      rows.push_back(Split(line.substr(1), '|'));
-    }
-  }
-  EXPECT_FALSE(rows.empty()) << "no table of " << heading << " in " << path;
-  return rows;
-}
-
 class DocsTest : public SharedServerTest<DocsTest> {
  protected:
   Reply Do(const Command& command) { return client_.Do(command); }
@@ -122,7 +91,7 @@ std::string Render(const Reply& arguments, const std::string& between) {
 
 TEST_F(DocsTest, HelpListsEveryCommandOfACaller) {
   EXPECT_EQ(CommandNames(), (Lines{"LOCK.ACQUIRE", "LOCK.RELEASE", "LOCK.TOUCH", "LOCK.FENCE",
-                                   "LOCK.INFO", "LOCK.HELP"}));
+                                   "LOCK.INFO", "LOCK.LIST", "LOCK.TOP", "LOCK.HELP"}));
   Lines registered = Do({"COMMAND", "LIST", "FILTERBY", "MODULE", "turnstile"}).Texts();
   Lines expected = CommandNames();
   expected.insert(expected.end(), {"LOCK.FACT", "LOCK.PROBE"});
@@ -151,6 +120,8 @@ const std::map<std::string, std::string> kComplexities = {
     {"LOCK.TOUCH", "O(log N) for each lock"},
     {"LOCK.FENCE", "O(log N) for each lock"},
     {"LOCK.INFO", "O(N) where N is the number of holders"},
+    {"LOCK.LIST", "O(N) where N is COUNT"},
+    {"LOCK.TOP", "O(N log N) where N is the number of locks that somebody waits for"},
     {"LOCK.HELP", "O(1)"},
 };
 
@@ -241,7 +212,7 @@ std::vector<TableRow> CommandTable() {
 
 // A correct request for any of the commands.
 Command RequestOf(const std::string& name) {
-  if (name == "LOCK.HELP") return {name};
+  if (name == "LOCK.HELP" || name == "LOCK.LIST" || name == "LOCK.TOP") return {name};
   if (name == "LOCK.ACQUIRE" || name == "LOCK.TOUCH") return {name, "job", "alice", "PX", "60000"};
   if (name == "LOCK.RELEASE") return {name, "job", "alice"};
   return {name, "job"};
@@ -411,8 +382,8 @@ TEST_F(DocsTest, TheReadmesCommandsAgreeWithHelp) {
   EXPECT_EQ(named, std::set(names.begin(), names.end()));
 }
 
-TEST_F(DocsTest, TheReadmesSettings) {
-  const std::vector<Row> rows = ReadTable("README.md", "setting");
+TEST_F(DocsTest, TheTableOfSettings) {
+  const std::vector<Row> rows = ReadTable("docs/operations.md", "setting");
   const Reply settings = Do({"CONFIG", "GET", "turnstile.*"});
   EXPECT_EQ(settings.elements.size(), 2 * rows.size()) << settings;
   for (const Row& row : rows) {
@@ -420,6 +391,14 @@ TEST_F(DocsTest, TheReadmesSettings) {
     const std::string& name = row[0];
     SCOPED_TRACE(name);
     EXPECT_EQ(settings.Field(name), Reply::Str(row[1])) << "default";
+    if (row[2] == "yes, no") {  // a button: it reads as no whatever was set
+      for (const char* value : {"yes", "no", "yes"}) {
+        EXPECT_EQ(Do({"CONFIG", "SET", name, value}), Reply::Ok());
+        EXPECT_EQ(Do({"CONFIG", "GET", name}).Field(name), Reply::Str("no"));
+      }
+      EXPECT_TRUE(Do({"CONFIG", "SET", name, "maybe"}).IsError("ERR CONFIG SET failed"));
+      continue;
+    }
     std::smatch range;
     ASSERT_TRUE(std::regex_match(row[2], range, std::regex(R"((\d+) to (\d+))"))) << row[2];
     const int64_t least = std::stoll(range[1]);

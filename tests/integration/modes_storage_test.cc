@@ -796,7 +796,7 @@ TEST_F(ModesEndTest, TheEndOfASessionIsTold) {
   std::erase_if(told, [](const Command& command) { return command.size() == 1; });
   std::sort(told.begin(), told.end());
   ASSERT_EQ(told.size(), 2U);
-  EXPECT_EQ(told[0], (Command{"LOCK.FACT", "ENDED", "job", "me"}));
+  EXPECT_EQ(told[0], (Command{"LOCK.FACT", "ENDED", "job", "me", "SESSION"}));
   ASSERT_EQ(told[1].size(), 10U);
   EXPECT_EQ(told[1][3], "lingers");
   EXPECT_EQ((Command{told[1].begin() + 7, told[1].begin() + 9}), (Command{"SHARED", "LINGER"}));

@@ -21,6 +21,7 @@
 #include "support/reply.h"
 #include "support/resp3.h"
 #include "support/server.h"
+#include "support/source_files.h"
 
 namespace turnstile::testing {
 namespace {
@@ -309,6 +310,54 @@ TEST(DumpRestoreTest, LeaseThatIsOverIsNotRevived) {
         Reply::Array({Reply::Ok(), Reply::Int(0), Reply::Int(0), Reply::Int(0), Reply::Nil()}));
     EXPECT_GT(done.elements.at(5).integer, token);
     EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "you"), Reply::Int(1));
+  }
+}
+
+// --- Removing the module ------------------------------------------------------------------------
+
+// As docs/operations.md has it: afterwards the files load without the module.
+TEST(RemovalTest, AServerCanDoWithoutUsAgain) {
+  std::string script;
+  for (const std::string& line : ReadSource("docs/operations.md")) {
+    const size_t at = line.find("redis-cli EVAL \"");
+    if (at != std::string::npos) {
+      script = line.substr(at + 16, line.rfind('"') - at - 16);
+    }
+  }
+  ASSERT_NE(script, "");
+  for (const char* preamble : {"yes", "no"}) {
+    SCOPED_TRACE(preamble);
+    Server server({.args = {"--appendonly", "yes", "--aof-use-rdb-preamble", preamble,
+                            "--turnstile.token-margin-ms", "0"}});
+    {
+      Client client = server.Connect();
+      for (int i = 0; i < 2500; i++) MustAcquire(client, "lock:" + std::to_string(i), "alice");
+      MustAcquire(client, "released", "alice");
+      client.Do("LOCK.RELEASE", "released", "alice");
+      client.Do("SET", "kept", "data");
+      EXPECT_FALSE(client.Do("EVAL", script, 0).IsError()) << script;
+      EXPECT_TRUE(Eventually([&] {
+        return InfoField(client, "turnstile", "turnstile_locks_held") == "0" &&
+               InfoField(client, "turnstile", "turnstile_clock_lead_ms") == "0";
+      }));
+      EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(1));
+      EXPECT_FALSE(client.Do("BGREWRITEAOF").IsError());
+      EXPECT_TRUE(Eventually([&] {
+        return InfoField(client, "persistence", "aof_rewrite_in_progress") == "0" &&
+               InfoField(client, "persistence", "aof_rewrite_scheduled") == "0";
+      }));
+      EXPECT_EQ(client.Do("SAVE"), Reply::Ok());
+    }
+    server.options().load_module = false;
+    server.options().args.resize(4);
+    for (const char* from : {"AOF", "RDB"}) {
+      SCOPED_TRACE(from);
+      if (from == std::string("RDB")) server.options().args = {"--appendonly", "no"};
+      ASSERT_TRUE(server.Restart());
+      Client client = server.Connect();
+      EXPECT_TRUE(client.Do("LOCK.HELP").IsError("ERR unknown command"));
+      EXPECT_EQ(client.Do("GET", "kept"), Reply::Str("data"));
+    }
   }
 }
 

@@ -806,7 +806,7 @@ TEST_F(SessionReplicaTest, TheEndIsToldAsAFact) {
   told();
   holder.Close();
   AwaitGone(client_, holder.id());
-  EXPECT_EQ(told(), (Commands{{"LOCK.FACT", "ENDED", "job", "alice"}}));
+  EXPECT_EQ(told(), (Commands{{"LOCK.FACT", "ENDED", "job", "alice", "SESSION"}}));
   ExpectSame();
   EXPECT_EQ(copy_.Do("EXISTS", "job"), Reply::Int(0));
 

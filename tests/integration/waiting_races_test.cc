@@ -122,8 +122,14 @@ class RaceTest : public SharedWaitingTest<RaceTest> {
   int CountTakenBack(const std::string& what) {
     int taken_back = 0;
     for (const Command& command : stream_.Until(client_)) {
-      if (command == Command{"LOCK.FACT", "ENDED", "job", "first"}) taken_back++;
+      if (command == Command{"LOCK.FACT", "ENDED", "job", "first", "UNDELIVERED"}) taken_back++;
     }
+    EXPECT_EQ(Undelivered(), undelivered_before_ + taken_back);
+    const std::string log = server().Log();
+    EXPECT_EQ(log.find("grants were taken back, because their clients were gone before they could "
+                       "be told; the last lock was \"job\"") != std::string::npos,
+              Undelivered() > 0);
+    EXPECT_EQ(log.find("taken back"), log.rfind("taken back")) << "not for each of them";
     std::cout << what << ": first was told " << told_ << " times, taken back " << taken_back
               << " times\n";
     return taken_back;
@@ -139,7 +145,12 @@ class RaceTest : public SharedWaitingTest<RaceTest> {
   RawConnection second_ = server().ConnectRaw();
   std::unique_ptr<RawWaiter> first_;
   ReplicationStream stream_{server().port()};
+  int64_t Undelivered() {
+    return std::stoll(InfoField(client_, "turnstile", "turnstile_undelivered"));
+  }
+
   int told_ = 0;
+  int64_t undelivered_before_ = Undelivered();
 };
 
 TEST_F(RaceTest, KilledInThePassOfTheRelease) {

@@ -41,6 +41,7 @@ class Pair {
   Client& primary() { return nodes_[primary_].client; }
   Client& replica() { return nodes_[1 - primary_].client; }
   const Server& primary_server() const { return nodes_[primary_].server; }
+  const Server& replica_server() const { return nodes_[1 - primary_].server; }
 
   // Sets the primary's clock so far ahead of the true time, and the replica's so far ahead of the
   // primary's.

@@ -23,7 +23,7 @@ using Words = std::vector<std::string_view>;
 
 constexpr std::string_view kRefusal =
     "ERR not a fact: expected HELD key owner token since-ms end-ms [SHARED | LIMIT] [COUNT n] "
-    "[LINGER ms], ENDED key owner, or FLOOR token";
+    "[LINGER ms], ENDED key owner [SESSION | UNDELIVERED], or FLOOR token";
 constexpr std::string_view kLast = "9007199254740991";    // 2^53 - 1
 constexpr std::string_view kBeyond = "9007199254740992";  // 2^53
 
@@ -254,9 +254,29 @@ TEST(EndedFact, NamesAnOwner) {
         ASSERT_TRUE(fact.has_value());
         EXPECT_EQ(fact->key, key);
         EXPECT_EQ(fact->ended.owner, Owner{owner});
+        EXPECT_EQ(fact->ended.how, Loss::kExpired);
       }
     }
   }
+}
+
+TEST(EndedFact, MaySayWhy) {
+  for (const auto& [word, how] : {std::pair("SESSION"sv, Loss::kSession),
+                                  std::pair("session"sv, Loss::kSession),
+                                  std::pair("Undelivered"sv, Loss::kUndelivered)}) {
+    const auto fact = ParseEnded({"ENDED", "key", "owner", word});
+    ASSERT_TRUE(fact.has_value()) << word;
+    EXPECT_EQ(fact->ended.how, how) << word;
+  }
+}
+
+TEST(EndedFact, EveryReasonIsWrittenAsItIsRead) {
+  for (const Loss how : {Loss::kSession, Loss::kUndelivered}) {
+    const auto fact = ParseEnded({"ENDED", "key", "owner", WordFor(how)});
+    ASSERT_TRUE(fact.has_value());
+    EXPECT_EQ(fact->ended.how, how);
+  }
+  EXPECT_EQ(WordFor(Loss::kExpired), "") << "goes without saying";
 }
 
 TEST(EndedFact, Refuses) {
@@ -265,6 +285,10 @@ TEST(EndedFact, Refuses) {
   ExpectRefused({"ENDED", "key", ""});
   ExpectRefused({"ENDED", "key", std::string(257, 'o')});
   ExpectRefused({"ENDED", "key", "owner", "owner"});
+  ExpectRefused({"ENDED", "key", "owner", ""});
+  ExpectRefused({"ENDED", "key", "owner", "EXPIRED"});
+  ExpectRefused({"ENDED", "key", "owner", "SESSION\0"sv});
+  ExpectRefused({"ENDED", "key", "owner", "SESSION", "SESSION"});
   ExpectRefused({"ENDED", "key", "owner", "42", "1000", "2000"});
   for (const std::string_view word :
        {""sv, "END"sv, "ENDED\0"sv, "RELEASED"sv, "HELD"sv, "FLOOR"sv}) {

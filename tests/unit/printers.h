@@ -42,6 +42,30 @@ inline void PrintTo(Mode mode, std::ostream* out) {
   *out << "mode " << static_cast<int>(mode);
 }
 
+inline void PrintTo(Loss how, std::ostream* out) {
+  switch (how) {
+    case Loss::kExpired:
+      *out << "kExpired";
+      return;
+    case Loss::kForced:
+      *out << "kForced";
+      return;
+    case Loss::kEvicted:
+      *out << "kEvicted";
+      return;
+    case Loss::kFlushed:
+      *out << "kFlushed";
+      return;
+    case Loss::kSession:
+      *out << "kSession";
+      return;
+    case Loss::kUndelivered:
+      *out << "kUndelivered";
+      return;
+  }
+  *out << "loss " << static_cast<int>(how);
+}
+
 inline const char* NameOf(Outcome outcome) {
   switch (outcome) {
     case Outcome::kGranted:

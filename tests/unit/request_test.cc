@@ -832,6 +832,68 @@ TEST(AcquireRequest, TakesAFloor) {
 
 // --- The pieces -------------------------------------------------------------------------------
 
+// --- LOCK.LIST and LOCK.TOP ---------------------------------------------------------------------
+
+TEST(ListRequest, Accepts) {
+  const auto nothing = ParseList({});
+  ASSERT_TRUE(std::holds_alternative<ListRequest>(nothing));
+  EXPECT_EQ(std::get<ListRequest>(nothing).match, std::nullopt);
+  EXPECT_EQ(std::get<ListRequest>(nothing).count, 100);
+  EXPECT_EQ(std::get<ListRequest>(nothing).cursor, "0");
+
+  const Words words = {"cursor", "18446744073709551615", "Match", "", "COUNT", "100000"};
+  const auto all = ParseList(words);
+  ASSERT_TRUE(std::holds_alternative<ListRequest>(all)) << ErrorOf(all);
+  EXPECT_EQ(std::get<ListRequest>(all).match, "");
+  EXPECT_EQ(std::get<ListRequest>(all).count, 100000);
+  EXPECT_EQ(std::get<ListRequest>(all).cursor, "18446744073709551615");
+
+  const Words keyword = {"MATCH", "COUNT"};  // as a pattern any word will do
+  const auto odd = ParseList(keyword);
+  ASSERT_TRUE(std::holds_alternative<ListRequest>(odd));
+  EXPECT_EQ(std::get<ListRequest>(odd).match, "COUNT");
+}
+
+TEST(ListRequest, Refuses) {
+  const auto error = [](const Words& words) { return ErrorOf(ParseList(words)); };
+  EXPECT_EQ(error({"*"}),
+            "ERR syntax error at \"*\": expected MATCH pattern, COUNT n or CURSOR c");
+  EXPECT_EQ(error({"MATCH", "a", "CURSOR", "0", "b"}),
+            "ERR syntax error at \"b\": expected COUNT n");
+  EXPECT_EQ(error({"MATCH", "a", "CURSOR", "0", "COUNT", "1", "b"}),
+            "ERR syntax error at \"b\": expected nothing more");
+  EXPECT_EQ(error({"MATCH"}), "ERR syntax error: the pattern after MATCH is missing");
+  EXPECT_EQ(error({"COUNT"}), "ERR syntax error: the number after COUNT is missing");
+  EXPECT_EQ(error({"CURSOR"}), "ERR syntax error: the number after CURSOR is missing");
+  EXPECT_EQ(error({"MATCH", "a", "match", "b"}), "ERR syntax error: MATCH is given twice");
+  EXPECT_EQ(error({"COUNT", "1", "COUNT", "1"}), "ERR syntax error: COUNT is given twice");
+  EXPECT_EQ(error({"CURSOR", "1", "CURSOR", "1"}), "ERR syntax error: CURSOR is given twice");
+  for (const std::string_view count : {"0"sv, "100001"sv, "-1"sv, ""sv, "ten"sv}) {
+    EXPECT_EQ(error({"COUNT", count}),
+              "ERR COUNT must be a whole number from 1 to 100000 in plain digits, not " +
+                  Quoted(count));
+  }
+  for (const std::string_view cursor : {""sv, "-1"sv, "x"sv, "1 "sv, "184467440737095516150"sv}) {
+    EXPECT_EQ(error({"CURSOR", cursor}),
+              "ERR CURSOR must be 0 or the number that the last call answered, not " +
+                  Quoted(cursor));
+  }
+}
+
+TEST(TopRequest, TakesANumberOrNothing) {
+  const auto most = [](const Words& words) { return std::get<TopRequest>(ParseTop(words)).most; };
+  EXPECT_EQ(most({}), 10U);
+  EXPECT_EQ(most({"1"}), 1U);
+  EXPECT_EQ(most({"1000"}), 1000U);
+  for (const std::string_view n : {"0"sv, "1001"sv, "-1"sv, ""sv, "all"sv}) {
+    const Words words = {n};
+    EXPECT_EQ(ErrorOf(ParseTop(words)),
+              "ERR n must be a whole number from 1 to 1000 in plain digits, not " + Quoted(n));
+  }
+  const Words two = {"1", "2"};
+  EXPECT_EQ(ErrorOf(ParseTop(two)), "ERR syntax error at \"2\": expected nothing more");
+}
+
 TEST(ParseDigits, ReadsPlainDigitsOnly) {
   for (const int64_t number :
        {int64_t{0}, int64_t{1}, int64_t{9}, int64_t{10}, int64_t{99}, int64_t{100}, INT64_MAX}) {
@@ -902,7 +964,9 @@ TEST(AnyRequest, RandomBytesGiveAValidRequestOrAPrintableLine) {
                             "WAIT"sv,    "SHARED"sv,
                             "limit"sv,   "REENTRANT"sv,
                             "SESSION"sv, "LINGER"sv,
-                            "ALSO"sv,    "9007199254740991"sv};
+                            "ALSO"sv,    "9007199254740991"sv,
+                            "MATCH"sv,   "COUNT"sv,
+                            "CURSOR"sv};
   std::mt19937_64 random(kSeed);
   const auto below = [&](uint64_t bound) { return random() % bound; };
   int accepted = 0;
@@ -948,6 +1012,12 @@ TEST(AnyRequest, RandomBytesGiveAValidRequestOrAPrintableLine) {
     check(ParseFence(words), [](const FenceRequest& request) {
       return !request.token.has_value() ||
              (*request.token >= kMinToken && *request.token <= kMaxToken);
+    });
+    check(ParseList(words), [](const ListRequest& request) {
+      return request.count >= 1 && request.count <= kMaxListCount && !request.cursor.empty();
+    });
+    check(ParseTop(words), [](const TopRequest& request) {
+      return request.most >= 1 && request.most <= static_cast<size_t>(kMaxTop);
     });
   }
   EXPECT_GT(accepted, 1000);

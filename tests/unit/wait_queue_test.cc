@@ -800,6 +800,37 @@ TEST_F(WaitQueueTest, SettledMeansOneLine) {
   EXPECT_EQ(TakeWoken(At(3'001)), (Texts{"1:a"}));
 }
 
+TEST_F(WaitQueueTest, TellsWhichLinesAreLongest) {
+  const auto longest = [this](int db) {
+    Texts keys;
+    for (const WaitQueue::Line* line : queue_.LongestLines(db)) keys.emplace_back(line->lock().key);
+    return keys;
+  };
+  EXPECT_EQ(longest(0), Texts{});
+  EXPECT_EQ(queue_.lines(), 0U);
+  Enter("w1", kC);
+  Enter("w2", kB);
+  Waiter& third = Enter("w3", kB);
+  Enter("w4", kOtherA);
+  Enter("w5", Locks{kA, kC}, Exclusive());
+  EXPECT_EQ(longest(0), (Texts{"b", "c", "a"})) << "equal ones by name";
+  EXPECT_EQ(longest(1), Texts{"a"});
+  EXPECT_EQ(longest(2), Texts{});
+  EXPECT_EQ(queue_.lines(), 4U);
+  queue_.Leave(third);
+  EXPECT_EQ(longest(0), (Texts{"c", "a", "b"}));
+}
+
+TEST_F(WaitQueueTest, TellsSinceWhenSomebodyWaits) {
+  Waiter& late = calls_.emplace_back(Exclusive(), kNow + Millis{5}, kLate);
+  EnterCall(late, kA, "late");
+  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kNow + Millis{5});
+  Waiter& early = Enter("early", kA);  // as one that asked elsewhere first, or took over a place
+  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kNow);
+  queue_.Leave(early);
+  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kNow + Millis{5});
+}
+
 TEST_F(WaitQueueTest, TellsWhichLocksHaveALine) {
   EXPECT_TRUE(queue_.Locks(std::nullopt).empty());
   Waiter& ann = Enter("ann", kA);

@@ -1,0 +1,211 @@
+#include "redis/events.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/request.h"
+#include "redis/cluster.h"
+#include "redis/lock_type.h"
+
+namespace turnstile {
+namespace {
+
+// The event that tells why, after lock.lost.
+const char* EventFor(Loss how) {
+  switch (how) {
+    case Loss::kForced:
+      return "lock.lost.forced";
+    case Loss::kEvicted:
+      return "lock.lost.evicted";
+    case Loss::kFlushed:
+      return "lock.lost.flushed";
+    case Loss::kSession:
+      return "lock.lost.session";
+    case Loss::kUndelivered:
+      return "lock.lost.undelivered";
+    case Loss::kExpired:
+      break;
+  }
+  return "lock.lost.expired";
+}
+
+// Where losses are counted: not by a replica, which only hears of them.
+uint64_t& CounterFor(Loss how) {
+  Stats& stats = TheStats();
+  switch (how) {
+    case Loss::kForced:
+    case Loss::kFlushed:
+      return stats.forced;
+    case Loss::kEvicted:
+      return stats.evicted;
+    case Loss::kSession:
+      return stats.sessions_ended;
+    case Loss::kUndelivered:
+      return stats.undelivered;
+    case Loss::kExpired:
+      break;
+  }
+  return stats.expired;
+}
+
+int ServerFlags() { return RedisModule_GetContextFlags(nullptr); }
+
+bool Decides(int flags) {
+  return (flags & (REDISMODULE_CTX_FLAGS_SLAVE | REDISMODULE_CTX_FLAGS_LOADING)) == 0;
+}
+
+// A hold that is over lasted as long as its lease at most.
+void CountHold(const Hold& hold, Instant now) {
+  TheStats().holds.Add(std::min(now, hold.end) - hold.since);
+}
+
+bool SomebodyListens() {
+  const int events = RedisModule_GetNotifyKeyspaceEvents();
+  return (events & REDISMODULE_NOTIFY_MODULE) != 0 &&
+         (events & (REDISMODULE_NOTIFY_KEYSPACE | REDISMODULE_NOTIFY_KEYEVENT)) != 0;
+}
+
+}  // namespace
+
+void LockEvents::Register(RedisModuleCtx* ctx) {
+  ctx_ = RedisModule_GetDetachedThreadSafeContext(ctx);
+}
+
+void LockEvents::Publish(RedisModuleCtx* ctx, const char* event, RedisModuleString* key) {
+  Drain();
+  RedisModule_NotifyKeyspaceEvent(ctx, REDISMODULE_NOTIFY_MODULE, event, key);
+}
+
+void LockEvents::PublishLoss(RedisModuleCtx* ctx, RedisModuleString* key, Loss how) {
+  Publish(ctx, "lock.lost", key);
+  Publish(ctx, EventFor(how), key);
+}
+
+void LockEvents::Acquired(RedisModuleCtx* ctx, RedisModuleString* key) {
+  Publish(ctx, "lock.acquired", key);
+}
+
+void LockEvents::Touched(RedisModuleCtx* ctx, RedisModuleString* key) {
+  Publish(ctx, "lock.touched", key);
+}
+
+void LockEvents::Released(RedisModuleCtx* ctx, RedisModuleString* key) {
+  Publish(ctx, "lock.released", key);
+}
+
+void LockEvents::Lost(RedisModuleCtx* ctx, RedisModuleString* key,
+                      const std::vector<turnstile::Lost>& lost) {
+  if (lost.empty()) return;
+  const bool counts = Decides(ServerFlags());
+  const Instant now = ToInstant(WallNow());
+  for (const auto& [hold, how] : lost) {
+    if (counts) {
+      ++CounterFor(how);
+      CountHold(hold, now);
+      if (how == Loss::kUndelivered) {
+        Warn(undelivered_, 1, ToView(key),
+             "grants were taken back, because their clients were gone before they could be told");
+      }
+    }
+    PublishLoss(ctx, key, how);
+  }
+}
+
+void LockEvents::Removed(LockName name, const Lock& lock) {
+  Drain();
+  const int flags = ServerFlags();
+  // What is loaded happened long ago, and a lock that moves to another node is not lost.
+  if ((flags & REDISMODULE_CTX_FLAGS_LOADING) != 0) return;
+  if ((flags & REDISMODULE_CTX_FLAGS_SLAVE) == 0 && MovesAway(name.key)) return;
+  removal_.emplace(Removal{.db = name.db, .key = std::string(name.key), .counts = Decides(flags)});
+  const Instant now = ToInstant(WallNow());
+  for (const auto& [hold, how] : LostWith(lock, Loss::kForced, now)) {
+    ++(how == Loss::kExpired ? removal_->ended : removal_->live);
+    if (removal_->counts) CountHold(hold, now);
+  }
+}
+
+void LockEvents::Evicted(std::string_view key) {
+  if (removal_.has_value() && removal_->key == key) removal_->how_live = Loss::kEvicted;
+}
+
+void LockEvents::Drain() {
+  if (!removal_.has_value()) return;
+  const Removal removal = *std::exchange(removal_, std::nullopt);
+  const ScopedName name(ctx_, LockName{removal.db, removal.key});
+  for (const auto& [how, count] :
+       {std::pair(removal.how_live, removal.live), std::pair(Loss::kExpired, removal.ended)}) {
+    if (count == 0) continue;
+    PublishLoss(ctx_, name.get(), how);
+    if (!removal.counts) continue;
+    CounterFor(how) += count;
+    if (how == Loss::kEvicted) {
+      Warn(evictions_, count, removal.key,
+           "locks were lost by eviction: give locks a server with maxmemory-policy noeviction");
+    }
+  }
+}
+
+void LockEvents::Flushing(std::optional<int> db) {
+  const int flags = ServerFlags();
+  // A replica that takes over a whole copy of the data empties itself first.
+  const int copies = REDISMODULE_CTX_FLAGS_LOADING | REDISMODULE_CTX_FLAGS_REPLICA_IS_TRANSFERRING;
+  if ((flags & copies) != 0 || CountLocks() == 0) return;
+  const bool publish = SomebodyListens();
+  const std::vector<int> with_locks = DatabasesWithLocks();
+  size_t flushed = 0;
+  if (!publish && (!db.has_value() || with_locks == std::vector{*db})) {
+    flushed = CountLocks();  // without a look at each key
+  } else {
+    for (const int each : with_locks) {
+      if (!db.has_value() || each == *db) flushed += TellFlushed(each, publish);
+    }
+  }
+  ForgetLocksIn(db);
+  if (Decides(flags)) CounterFor(Loss::kFlushed) += flushed;
+}
+
+// Looks at every key: which of them are locks, nothing else knows.
+size_t LockEvents::TellFlushed(int db, bool publish) {
+  struct Search {
+    LockEvents& events;
+    bool publish;
+    size_t found = 0;
+  } search{.events = *this, .publish = publish};
+  RedisModule_SelectDb(ctx_, db);
+  RedisModuleScanCursor* cursor = RedisModule_ScanCursorCreate();
+  const auto look = [](RedisModuleCtx* ctx, RedisModuleString* name, RedisModuleKey* key,
+                       void* data) {
+    if (LockIn(key) == nullptr) return;
+    auto& found = *static_cast<Search*>(data);
+    ++found.found;
+    if (found.publish) found.events.PublishLoss(ctx, name, Loss::kFlushed);
+  };
+  while (RedisModule_Scan(ctx_, cursor, look, &search) != 0) {
+  }
+  RedisModule_ScanCursorDestroy(cursor);
+  return search.found;
+}
+
+void LockEvents::Warn(Warnings& warnings, uint64_t count, std::string_view key, const char* what) {
+  constexpr Millis kEvery{60000};
+  warnings.since += count;
+  const Instant now = ToInstant(WallNow());
+  if (warnings.last <= now && now < warnings.last + kEvery) return;
+  warnings.last = now;
+  RedisModule_Log(ctx_, "warning", "%llu %s; the last lock was %s",
+                  static_cast<unsigned long long>(std::exchange(warnings.since, 0)), what,
+                  Quoted(key).c_str());
+}
+
+LockEvents& Events() {
+  static auto& events = *new LockEvents;  // never destroyed: locks may be removed late
+  return events;
+}
+
+Stats& TheStats() {
+  static constinit Stats stats;
+  return stats;
+}
+
+}  // namespace turnstile

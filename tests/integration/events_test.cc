@@ -1,0 +1,453 @@
+// What is published about locks: which events, in which order, where, and why a lock was lost.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "support/cluster.h"
+#include "support/eventually.h"
+#include "support/events.h"
+#include "support/failover.h"
+#include "support/lock_test.h"
+#include "support/waiting.h"
+
+namespace turnstile::testing {
+namespace {
+
+const Texts kLostExpired = {"job lock.lost", "job lock.lost.expired"};
+const Texts kLostForced = {"job lock.lost", "job lock.lost.forced"};
+const Texts kLostSession = {"job lock.lost", "job lock.lost.session"};
+
+Texts operator+(Texts first, const Texts& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+class EventsTest : public SharedWaitingTest<EventsTest> {
+ protected:
+  EventsTest() { Listen("KEA"); }
+
+  Reply Do(const Command& command) { return client_.Do(command); }
+  void Listen(const std::string& classes) {
+    EXPECT_EQ(Do({"CONFIG", "SET", "notify-keyspace-events", classes}), Reply::Ok());
+  }
+  // A log that has heard of everything so far.
+  std::unique_ptr<EventLog> NewLog() { return std::make_unique<EventLog>(server()); }
+  // What happens from the command on.
+  Texts EventsOf(const Command& command) {
+    EventLog log(server());
+    EXPECT_FALSE(Do(command).IsError());
+    return log.Until(client_);
+  }
+};
+
+TEST_F(EventsTest, TheLifeOfALock) {
+  EXPECT_EQ(EventsOf({"LOCK.ACQUIRE", "job", "alice", "PX", "60000"}), Texts{"job lock.acquired"});
+  EXPECT_EQ(EventsOf({"LOCK.ACQUIRE", "job", "bob", "PX", "60000"}), Texts{}) << "refused";
+  EXPECT_EQ(EventsOf({"LOCK.ACQUIRE", "job", "alice", "PX", "50000"}), Texts{"job lock.touched"});
+  EXPECT_EQ(EventsOf({"LOCK.TOUCH", "job", "alice", "PX", "60000"}), Texts{"job lock.touched"});
+  EXPECT_EQ(EventsOf({"LOCK.TOUCH", "job", "bob", "PX", "60000"}), Texts{});
+  EXPECT_EQ(EventsOf({"LOCK.RELEASE", "job", "bob"}), Texts{});
+  EXPECT_EQ(EventsOf({"LOCK.RELEASE", "job", "alice"}), Texts{"job lock.released"});
+  EXPECT_EQ(EventsOf({"LOCK.RELEASE", "job", "alice"}), Texts{});
+}
+
+TEST_F(EventsTest, ModesAndCounts) {
+  EXPECT_EQ(EventsOf(Acquiring("job", "a", {"SHARED", "REENTRANT"})), Texts{"job lock.acquired"});
+  EXPECT_EQ(EventsOf(Acquiring("job", "a", {"SHARED", "REENTRANT"})), Texts{"job lock.touched"});
+  EXPECT_EQ(EventsOf({"LOCK.RELEASE", "job", "a"}), Texts{}) << "it still holds the lock";
+  EXPECT_EQ(EventsOf(Acquiring("job", "b", {"SHARED"})), Texts{"job lock.acquired"});
+  EXPECT_EQ(EventsOf({"LOCK.RELEASE", "job", "b"}), Texts{"job lock.released"});
+  EXPECT_EQ(EventsOf(Acquiring("job", "a", {})), Texts{"job lock.acquired"}) << "an upgrade";
+  EXPECT_EQ(EventsOf(Acquiring("job", "a", {"SHARED"})), Texts{"job lock.touched"});
+  EXPECT_EQ(EventsOf({"LOCK.RELEASE", "job", "a", "ALSO", "1", "other"}),
+            Texts{"job lock.released"});
+  EXPECT_EQ(EventsOf(Acquiring("job", "a", {"ALSO", "2", "x", "y"})),
+            (Texts{"job lock.acquired", "x lock.acquired", "y lock.acquired"}));
+}
+
+TEST_F(EventsTest, OnBothKindsOfChannels) {
+  Client subscriber = server().Connect();
+  EXPECT_TRUE(subscriber.Do("PSUBSCRIBE", "__key*@0__:*").IsArray());
+  MustAcquire(client_, "job", "alice");
+  EXPECT_EQ(subscriber.Read().Texts(),
+            (Texts{"pmessage", "__key*@0__:*", "__keyspace@0__:job", "lock.acquired"}));
+  EXPECT_EQ(subscriber.Read().Texts(),
+            (Texts{"pmessage", "__key*@0__:*", "__keyevent@0__:lock.acquired", "job"}));
+}
+
+TEST_F(EventsTest, NothingUnlessTheClassIsOn) {
+  for (const char* classes : {"", "KE", "KEg$lshzxet", "d"}) {
+    Listen(classes);
+    auto log = NewLog();
+    MustAcquire(client_, "job", "alice");
+    client_.Do("LOCK.TOUCH", "job", "alice", "PX", kMinute);
+    client_.Do("LOCK.RELEASE", "job", "alice");
+    MustAcquire(client_, "job", "alice");
+    client_.Do("DEL", "job");
+    MustAcquire(client_, "job", "alice");
+    client_.Do("FLUSHALL");
+    Texts events = log->Until(client_);
+    std::erase(events, "job del");
+    EXPECT_EQ(events, Texts{}) << classes;
+  }
+}
+
+TEST_F(EventsTest, AStrangersExpireIsNotOurNews) {
+  MustAcquire(client_, "job", "alice");
+  EXPECT_EQ(EventsOf({"PERSIST", "job"}), Texts{"job persist"});
+  EXPECT_EQ(EventsOf({"PEXPIRE", "job", "1000000"}), Texts{"job expire"});
+}
+
+TEST_F(EventsTest, HandedOver) {
+  MustAcquire(client_, "job", "alice");
+  Waiter bob(server(), "job", "bob");
+  auto log = NewLog();
+  client_.Do("LOCK.RELEASE", "job", "alice");
+  EXPECT_TRUE(bob.Read().IsInteger());
+  EXPECT_EQ(log->Until(client_), (Texts{"job lock.released", "job lock.acquired"}));
+}
+
+// --- Losses -----------------------------------------------------------------------------------
+
+// What removes a lock, and the server's own events of that.
+struct Removal {
+  Command command;
+  Texts before;
+};
+
+TEST_F(EventsTest, RemovedByForce) {
+  const std::vector<Removal> removals = {
+      {{"DEL", "job"}, {"job del"}},
+      {{"UNLINK", "job"}, {"job del"}},
+      {{"RENAME", "job", "old"}, {"job rename_from", "old rename_to"}},
+      {{"MOVE", "job", "1"}, {"job move_from"}},
+      {{"SET", "job", "x"}, {"job set"}},
+  };
+  for (const auto& [command, before] : removals) {
+    SCOPED_TRACE(command[0]);
+    Do({"FLUSHALL"});
+    MustAcquire(client_, "job", "alice");
+    EXPECT_EQ(EventsOf(command), before + kLostForced);
+  }
+}
+
+TEST_F(EventsTest, ReplacedByARestoredLock) {
+  MustAcquire(client_, "job", "alice");
+  const std::string dump = Do({"DUMP", "job"}).text;
+  EXPECT_EQ(EventsOf({"RESTORE", "job", "0", dump, "REPLACE"}),
+            Texts{"job restore"} + kLostForced);
+}
+
+TEST_F(EventsTest, SeveralHoldersAreToldOnce) {
+  MustObtain(client_, Acquiring("job", "a", {"SHARED"}));
+  MustObtain(client_, Acquiring("job", "b", {"SHARED"}));
+  EXPECT_EQ(EventsOf({"DEL", "job"}), Texts{"job del"} + kLostForced);
+}
+
+TEST_F(EventsTest, ComesBeforeWhateverFollows) {
+  MustAcquire(client_, "job", "alice");
+  auto log = NewLog();
+  RawConnection raw = server().ConnectRaw();
+  DoAtOnce(raw, {{"DEL", "job"}, {"LOCK.ACQUIRE", "job", "bob", "PX", "60000"}, {"DEL", "job"}});
+  EXPECT_EQ(log->Until(client_), Texts{"job del"} + kLostForced + Texts{"job lock.acquired"} +
+                                     Texts{"job del"} + kLostForced);
+  // In a transaction too.
+  DoAtOnce(raw, {{"MULTI"},
+                 {"LOCK.ACQUIRE", "job", "bob", "PX", "60000"},
+                 {"DEL", "job"},
+                 {"LOCK.ACQUIRE", "job", "carol", "PX", "60000"},
+                 {"EXEC"}});
+  EXPECT_EQ(log->Until(client_), Texts{"job lock.acquired"} + Texts{"job del"} + kLostForced +
+                                     Texts{"job lock.acquired"});
+}
+
+TEST_F(EventsTest, ExpiredWhenSomebodyComesPast) {
+  MustAcquire(client_, "job", "alice", 20);
+  auto log = NewLog();
+  EXPECT_TRUE(Eventually([&] { return Do({"LOCK.FENCE", "job"}).IsNil(); }));
+  EXPECT_EQ(log->Until(client_, 3), Texts{"job expired"} + kLostExpired);
+}
+
+TEST_F(EventsTest, ExpiredWhenSomebodyWaits) {
+  MustAcquire(client_, "job", "alice", 20);
+  auto log = NewLog();
+  EXPECT_TRUE(client_.Do(AcquireWaiting("job", "bob")).IsInteger());
+  EXPECT_EQ(log->Until(client_), Texts{"job expired"} + kLostExpired + Texts{"job lock.acquired"});
+}
+
+TEST_F(EventsTest, ExpiredWhenNobodyLooks) {
+  MustAcquire(client_, "job", "alice", 20);
+  auto log = NewLog();
+  EXPECT_EQ(log->Until(client_, 3), Texts{"job expired"} + kLostExpired);
+}
+
+// A hold that ends among others is removed with the next change, and told then.
+TEST_F(EventsTest, OneOfSeveralExpires) {
+  MustObtain(client_, Acquiring("job", "short", {"SHARED"}, 20));
+  MustObtain(client_, Acquiring("job", "long", {"SHARED"}));
+  EXPECT_TRUE(Eventually([&] { return HoldersOf(client_, "job").size() == 1; }));
+  EXPECT_EQ(EventsOf({"LOCK.TOUCH", "job", "long", "PX", "60000"}),
+            kLostExpired + Texts{"job lock.touched"});
+  // Or when somebody waits for it.
+  MustObtain(client_, Acquiring("job", "short", {"SHARED"}, 20));
+  auto log = NewLog();
+  Waiter writer(server(), "job", "writer");
+  EXPECT_EQ(log->Until(client_, 2), kLostExpired);
+}
+
+TEST_F(EventsTest, LingersAndIsToldInTheEnd) {
+  MustObtain(client_, Acquiring("job", "alice", {"LINGER", "60000"}, 20));
+  auto log = NewLog();
+  EXPECT_TRUE(Eventually([&] { return Do({"LOCK.FENCE", "job"}).IsNil(); }));
+  EXPECT_EQ(log->Until(client_), Texts{});
+  EXPECT_EQ(Do({"LOCK.RELEASE", "job", "alice"}), Reply::Int(0));
+  EXPECT_EQ(log->Until(client_), kLostExpired);
+}
+
+TEST_F(EventsTest, ASessionThatCloses) {
+  for (const Command& options : Commands{{"SESSION"}, {"SESSION", "LINGER", "60000"}}) {
+    Waiter holder(server());
+    MustObtain(holder, Acquiring("job", "alice", options));
+    auto log = NewLog();
+    holder.Close();
+    EXPECT_EQ(log->Until(client_, 2), kLostSession);
+    // Whatever ends the linger, it is not lost a second time.
+    client_.Do("DEL", "job");
+    Texts events = log->Until(client_);
+    std::erase(events, "job del");
+    EXPECT_EQ(events, Texts{});
+  }
+}
+
+TEST_F(EventsTest, Flushed) {
+  for (const Command& flush : Commands{
+           {"FLUSHALL"}, {"FLUSHDB"}, {"FLUSHALL", "ASYNC"}, {"FLUSHDB", "SYNC"}}) {
+    SCOPED_TRACE(flush[0]);
+    for (int i = 0; i < 3; i++) Do({"SET", "string:" + std::to_string(i), "x"});
+    MustAcquire(client_, "job", "alice");
+    MustObtain(client_, Acquiring("task", "b", {"SHARED"}));
+    MustObtain(client_, Acquiring("task", "c", {"SHARED"}));
+    Texts events = EventsOf(flush);
+    std::sort(events.begin(), events.end());
+    EXPECT_EQ(events, (Texts{"job lock.lost", "job lock.lost.flushed", "task lock.lost",
+                             "task lock.lost.flushed"}));
+  }
+}
+
+// Only the database that is emptied, wherever its locks came from.
+TEST_F(EventsTest, FlushedInItsDatabase) {
+  Client other = server().Connect();
+  EXPECT_EQ(other.Do("SELECT", 3), Reply::Ok());
+  EventLog log(server(), 3);
+  MustAcquire(other, "acquired", "alice");
+  MustAcquire(client_, "moved", "alice");
+  EXPECT_EQ(client_.Do("MOVE", "moved", 3), Reply::Int(1));
+  MustAcquire(client_, "job", "alice");
+  EXPECT_EQ(other.Do("RESTORE", "restored", 0, Do({"DUMP", "job"}).text), Reply::Ok());
+  log.Until(client_);
+  auto zero = NewLog();
+  EXPECT_EQ(client_.Do("FLUSHDB"), Reply::Ok());
+  EXPECT_EQ(zero->Until(client_), (Texts{"job lock.lost", "job lock.lost.flushed"}));
+  EXPECT_EQ(log.Until(client_), Texts{});
+  EXPECT_EQ(other.Do("FLUSHDB"), Reply::Ok());
+  EXPECT_EQ(log.Until(client_).size(), 6U);
+
+  MustAcquire(client_, "job", "alice");
+  EXPECT_EQ(client_.Do("SWAPDB", 0, 3), Reply::Ok());
+  EXPECT_EQ(client_.Do("FLUSHDB"), Reply::Ok());
+  log.Until(client_);
+  EXPECT_EQ(other.Do("FLUSHDB"), Reply::Ok());
+  EXPECT_EQ(log.Until(client_), (Texts{"job lock.lost", "job lock.lost.flushed"}));
+}
+
+TEST_F(EventsTest, WhateverBytesTheKeyHas) {
+  const std::string key("a\0\r\n\xff b", 8);
+  EventLog log(server());
+  MustAcquire(client_, key, "alice");
+  client_.Do("DEL", key);
+  EXPECT_EQ(log.Until(client_), (Texts{key + " lock.acquired", key + " del", key + " lock.lost",
+                                       key + " lock.lost.forced"}));
+}
+
+// No event tells an owner: whoever may subscribe need not be allowed to read the key.
+TEST_F(EventsTest, NoOwnerIsNamed) {
+  Client subscriber = server().Connect();
+  EXPECT_TRUE(subscriber.Do("PSUBSCRIBE", "*").IsArray());
+  MustAcquire(client_, "job", "the-owner");
+  client_.Do("DEL", "job");
+  client_.Do("PUBLISH", "end", "end");
+  for (Texts message; message.empty() || message.back() != "end";) {
+    message = subscriber.Read().Texts();
+    ASSERT_EQ(message.size(), 4U);
+    EXPECT_EQ(message.back().find("the-owner"), std::string::npos);
+    EXPECT_EQ(message[2].find("the-owner"), std::string::npos);
+  }
+}
+
+// --- Eviction ---------------------------------------------------------------------------------
+
+class LockEvictionTest : public SharedServerTest<LockEvictionTest> {
+ protected:
+  ~LockEvictionTest() override {
+    client_.Do("CONFIG", "SET", "maxmemory", 0, "maxmemory-policy", "noeviction");
+  }
+};
+
+TEST_F(LockEvictionTest, EvictedLocksAreToldCountedAndLogged) {
+  client_.Do("CONFIG", "SET", "notify-keyspace-events", "Ked");
+  for (int i = 0; i < 3; i++) MustAcquire(client_, "job:" + std::to_string(i) + "\n", "alice");
+  EventLog log(server());
+  EXPECT_EQ(client_.Do("CONFIG", "SET", "maxmemory-policy", "allkeys-random", "maxmemory", 1),
+            Reply::Ok());
+  EXPECT_TRUE(Eventually([&] {
+    client_.Do("SET", "x", "y");  // memory is looked at before a command that may need more
+    return client_.Do("DBSIZE") == Reply::Int(0);
+  }));
+  Texts events = log.Until(client_);
+  std::sort(events.begin(), events.end());
+  Texts expected;
+  for (int i = 0; i < 3; i++) {
+    const std::string key = "job:" + std::to_string(i) + "\n ";
+    expected.insert(expected.end(),
+                    {key + "evicted", key + "lock.lost", key + "lock.lost.evicted"});
+  }
+  EXPECT_EQ(events, expected);
+  EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_evicted"), "3");
+  EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_forced"), "0");
+
+  const std::string text = server().Log();
+  const std::string warning = "1 locks were lost by eviction";
+  EXPECT_NE(text.find(warning), std::string::npos) << text;
+  EXPECT_EQ(text.find("lost by eviction"), text.rfind("lost by eviction")) << "not for each";
+  EXPECT_NE(text.find(R"(the last lock was "job:)"), std::string::npos) << text;
+  EXPECT_NE(text.find(R"(\x0a")"), std::string::npos) << "never the bytes themselves";
+}
+
+// --- Replicas ---------------------------------------------------------------------------------
+
+class ReplicaEventsTest : public ::testing::Test {
+ protected:
+  ReplicaEventsTest() : log_(pair_.replica_server()) {
+    EXPECT_EQ(pair_.replica().Do("CONFIG", "SET", "notify-keyspace-events", "KEA"), Reply::Ok());
+  }
+
+  // What the replica publishes of locks while the primary does this.
+  Texts EventsOf(const Commands& commands) {
+    for (const Command& command : commands) EXPECT_FALSE(pair_.primary().Do(command).IsError());
+    return Told();
+  }
+  Texts Told() {
+    pair_.AwaitReplica();
+    Texts events = log_.Until(pair_.replica());
+    std::erase_if(events, [](const std::string& e) { return e.find(" lock.") == e.npos; });
+    return events;
+  }
+
+  Pair pair_;
+  EventLog log_;
+};
+
+TEST_F(ReplicaEventsTest, TheSameAsThePrimary) {
+  EXPECT_EQ(EventsOf({{"LOCK.ACQUIRE", "job", "alice", "PX", "60000"}}),
+            Texts{"job lock.acquired"});
+  EXPECT_EQ(EventsOf({{"LOCK.TOUCH", "job", "alice", "PX", "50000"}}), Texts{"job lock.touched"});
+  EXPECT_EQ(EventsOf({{"PERSIST", "job"}}), Texts{});
+  EXPECT_EQ(EventsOf({{"LOCK.RELEASE", "job", "alice"}}), Texts{"job lock.released"});
+  EXPECT_EQ(EventsOf({Acquiring("job", "a", {"SHARED", "REENTRANT"}),
+                      Acquiring("job", "a", {"SHARED", "REENTRANT"}),
+                      Acquiring("job", "b", {"SHARED"}),
+                      {"LOCK.RELEASE", "job", "a"},
+                      {"LOCK.RELEASE", "job", "a"},
+                      {"DEL", "job"}}),
+            (Texts{"job lock.acquired", "job lock.touched", "job lock.acquired",
+                   "job lock.released"} + kLostForced));
+  EXPECT_EQ(EventsOf({{"LOCK.ACQUIRE", "job", "alice", "PX", "60000"}, {"FLUSHALL"}}),
+            (Texts{"job lock.acquired", "job lock.lost", "job lock.lost.flushed"}));
+}
+
+TEST_F(ReplicaEventsTest, Expiry) {
+  EXPECT_TRUE(EventsOf({{"LOCK.ACQUIRE", "job", "alice", "PX", "20"}}) ==
+              Texts{"job lock.acquired"});
+  EXPECT_TRUE(Eventually([&] { return pair_.primary().Do("LOCK.FENCE", "job").IsNil(); }));
+  EXPECT_EQ(Told(), kLostExpired);
+  EXPECT_EQ(EventsOf({Acquiring("job", "short", {"SHARED"}, 20), Acquiring("job", "long", {"SHARED"})}),
+            (Texts{"job lock.acquired", "job lock.acquired"}));
+  EXPECT_TRUE(Eventually([&] { return HoldersOf(pair_.primary(), "job").size() == 1; }));
+  EXPECT_EQ(EventsOf({{"LOCK.RELEASE", "job", "long"}}),
+            kLostExpired + Texts{"job lock.released"});
+}
+
+TEST_F(ReplicaEventsTest, Sessions) {
+  for (const Command& options :
+       Commands{{"SESSION"}, {"SESSION", "LINGER", "60000"}, {"SESSION", "SHARED"}}) {
+    Client holder = pair_.primary_server().Connect();
+    MustObtain(holder, Acquiring("job", "alice", options));
+    EXPECT_EQ(Told(), Texts{"job lock.acquired"});
+    holder.Close();
+    EXPECT_TRUE(Eventually([&] { return pair_.primary().Do("LOCK.FENCE", "job").IsNil(); }));
+    EXPECT_EQ(Told(), kLostSession);
+    EXPECT_EQ(EventsOf({{"DEL", "job"}}), Texts{});
+  }
+}
+
+// A replica that gets a whole copy has lost nothing.
+TEST_F(ReplicaEventsTest, NotByASynchronisation) {
+  EXPECT_EQ(EventsOf({{"LOCK.ACQUIRE", "job", "alice", "PX", "60000"}}),
+            Texts{"job lock.acquired"});
+  pair_.Cut();
+  EXPECT_TRUE(pair_.primary().Do("DEBUG", "CHANGE-REPL-ID") == Reply::Ok());
+  pair_.Rejoin();
+  EXPECT_EQ(Told(), Texts{});
+  EXPECT_EQ(pair_.replica().Do("LOCK.INFO", "job").Field("mode"), Reply::Str("exclusive"));
+}
+
+// A replica counts nothing: it only hears of what its primary did.
+TEST_F(ReplicaEventsTest, CountsNothing) {
+  EventsOf({{"LOCK.ACQUIRE", "job", "alice", "PX", "60000"},
+            {"LOCK.TOUCH", "job", "alice", "PX", "60000"},
+            {"LOCK.RELEASE", "job", "alice"},
+            {"LOCK.ACQUIRE", "job", "alice", "PX", "60000"},
+            {"DEL", "job"},
+            {"LOCK.ACQUIRE", "job", "alice", "PX", "60000"},
+            {"FLUSHALL"},
+            {"LOCK.ACQUIRE", "job", "alice", "PX", "60000"}});
+  for (const char* field : {"acquired", "touched", "released", "forced", "expired", "hold_max_ms"}) {
+    EXPECT_EQ(InfoField(pair_.replica(), "turnstile", std::string("turnstile_") + field), "0")
+        << field;
+  }
+  EXPECT_EQ(InfoField(pair_.replica(), "turnstile", "turnstile_locks_held"), "1");
+  EXPECT_EQ(InfoField(pair_.primary(), "turnstile", "turnstile_forced"), "2");
+}
+
+// --- Cluster ----------------------------------------------------------------------------------
+
+TEST(ClusterEventsTest, ALockThatMovesIsNotLost) {
+  Cluster cluster({.primaries = 2, .args = {"--notify-keyspace-events", "KEA"}});
+  const std::string key = cluster.KeyOn(0);
+  MustAcquire(cluster.client(0), key, "alice");
+  EventLog log(cluster.server(0));
+  EventLog target(cluster.server(1));
+  const SlotMove move(cluster, cluster.SlotOf(key), 0, 1);
+  move.Whole();
+  EXPECT_EQ(cluster.client(1).Do("LOCK.FENCE", key).IsInteger(), true);
+  for (const std::string& event : log.Until(cluster.client(0))) {
+    EXPECT_EQ(event.find("lock.lost"), std::string::npos) << event;
+  }
+  EXPECT_EQ(InfoField(cluster.client(0), "turnstile", "turnstile_forced"), "0");
+  EXPECT_EQ(cluster.client(1).Do("DEL", key), Reply::Int(1));
+  const Texts events = target.Until(cluster.client(1));
+  EXPECT_EQ(events.back(), key + " lock.lost.forced");
+  // Another one on the same node, by hand.
+  const std::string stays = cluster.KeyOn(0);
+  MustAcquire(cluster.client(0), stays, "alice");
+  EXPECT_EQ(cluster.client(0).Do("DEL", stays), Reply::Int(1));
+  EXPECT_EQ(log.Until(cluster.client(0)).back(), stays + " lock.lost.forced");
+}
+
+}  // namespace
+}  // namespace turnstile::testing

@@ -1,0 +1,349 @@
+// INFO turnstile: every figure, and what the documentation says of each.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/eventually.h"
+#include "support/lock_test.h"
+#include "support/markdown.h"
+#include "support/waiting.h"
+
+namespace turnstile::testing {
+namespace {
+
+using Figures = std::map<std::string, std::string>;
+
+// All fields in their order, without the prefix; the sections too, as "# counters".
+std::vector<std::pair<std::string, std::string>> ReadInfo(Client& client) {
+  std::vector<std::pair<std::string, std::string>> fields;
+  std::istringstream stream(client.Do("INFO", "turnstile").text);
+  for (std::string line; std::getline(stream, line);) {
+    if (!line.empty() && line.back() == '\r') line.pop_back();
+    const std::string prefix = line.starts_with("#") ? "# turnstile_" : "turnstile_";
+    if (line.empty()) continue;
+    EXPECT_TRUE(line.starts_with(prefix)) << line;
+    const size_t colon = std::min(line.find(':'), line.size());
+    const std::string name = line.substr(prefix.size(), colon - prefix.size());
+    fields.emplace_back(line.starts_with("#") ? "# " + name : name,
+                        line.substr(std::min(colon + 1, line.size())));
+  }
+  return fields;
+}
+
+class InfoTest : public SharedWaitingTest<InfoTest> {
+ protected:
+  InfoTest() { Reset(); }
+
+  Reply Do(const Command& command) { return client_.Do(command); }
+  void Reset() {
+    EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.reset-stats", "yes"}), Reply::Ok());
+  }
+
+  // Everything that is counted and not zero.
+  Figures Counted() {
+    Figures counted;
+    bool inside = false;
+    for (const auto& [name, value] : ReadInfo(client_)) {
+      if (name.starts_with("# ")) inside = name == "# counters";
+      if (inside && value != "0" && value != "0.00" && value != "") counted[name] = value;
+    }
+    return counted;
+  }
+  std::string Figure(const std::string& name) {
+    return InfoField(client_, "turnstile", "turnstile_" + name);
+  }
+  int64_t Number(const std::string& name) { return std::stoll(Figure(name)); }
+};
+
+TEST_F(InfoTest, TheDocumentationHasEveryField) {
+  std::vector<std::string> fields;
+  for (const auto& [name, value] : ReadInfo(client_)) {
+    if (!name.starts_with("# ")) fields.push_back("turnstile_" + name);
+  }
+  std::vector<std::string> documented;
+  for (const Row& row : ReadTable("docs/operations.md", "field of INFO turnstile")) {
+    documented.push_back(row.at(0));
+  }
+  EXPECT_EQ(documented, fields);
+}
+
+TEST_F(InfoTest, FourSections) {
+  std::vector<std::string> sections;
+  for (const auto& [name, value] : ReadInfo(client_)) {
+    if (name.starts_with("# ")) sections.push_back(name);
+  }
+  EXPECT_EQ(sections,
+            (std::vector<std::string>{"# state", "# counters", "# latencies", "# clock"}));
+}
+
+// --- Counters ---------------------------------------------------------------------------------
+
+TEST_F(InfoTest, AcquiredAndReleased) {
+  MustAcquire(client_, "job", "alice");
+  EXPECT_EQ(Counted(), (Figures{{"acquired", "1"}, {"acquired_at_once", "1"}}));
+  MustAcquire(client_, "job", "alice");
+  Do({"LOCK.TOUCH", "job", "alice", "PX", "60000"});
+  Do({"LOCK.TOUCH", "job", "bob", "PX", "60000"});
+  Do({"LOCK.RELEASE", "job", "bob"});
+  Do({"LOCK.RELEASE", "job", "alice"});
+  Do({"LOCK.RELEASE", "job", "alice"});
+  EXPECT_EQ(Counted(), (Figures{{"acquired", "1"},
+                                {"acquired_at_once", "1"},
+                                {"asked_again", "1"},
+                                {"touched", "1"},
+                                {"stale_touches", "1"},
+                                {"released", "1"},
+                                {"stale_releases", "2"}}));
+}
+
+TEST_F(InfoTest, RequestsAreCountedOnceAndLocksEach) {
+  Do(Acquiring("a", "me", {"ALSO", "2", "b", "c"}));
+  Do({"LOCK.TOUCH", "a", "me", "PX", "60000", "ALSO", "2", "b", "x"});
+  Do({"LOCK.RELEASE", "a", "me", "ALSO", "3", "b", "x", "y"});
+  EXPECT_EQ(Counted(), (Figures{{"acquired", "1"},
+                                {"acquired_at_once", "1"},
+                                {"touched", "2"},
+                                {"stale_touches", "1"},
+                                {"released", "2"},
+                                {"stale_releases", "2"}}));
+}
+
+TEST_F(InfoTest, RefusedWaitedTimedOut) {
+  MustAcquire(client_, "job", "alice");
+  Reset();
+  EXPECT_TRUE(Do({"LOCK.ACQUIRE", "job", "bob", "PX", "60000"}).IsNil());
+  EXPECT_EQ(Counted(), (Figures{{"refused", "1"}, {"contention_percent", "100.00"}}));
+  EXPECT_TRUE(Do(AcquireWaiting("job", "bob", {.wait_ms = 5})).IsNil());
+  EXPECT_EQ(Counted(), (Figures{{"refused", "1"},
+                                {"waited", "1"},
+                                {"timed_out", "1"},
+                                {"contention_percent", "100.00"}}));
+  Waiter carol(server(), "job", "carol");
+  Do({"LOCK.RELEASE", "job", "alice"});
+  EXPECT_TRUE(carol.Read().IsInteger());
+  EXPECT_EQ(Counted(), (Figures{{"acquired", "1"},
+                                {"handed_over", "1"},
+                                {"refused", "1"},
+                                {"waited", "2"},
+                                {"timed_out", "1"},
+                                {"released", "1"},
+                                {"contention_percent", "100.00"}}));
+  for (int i = 0; i < 2; i++) MustAcquire(client_, "other:" + std::to_string(i), "alice");
+  EXPECT_EQ(Figure("contention_percent"), "60.00") << "3 of 5";
+
+  Waiter dave(server(), "job", "dave");
+  Do({"CLIENT", "UNBLOCK", std::to_string(dave.id()), "TIMEOUT"});
+  EXPECT_TRUE(dave.Read().IsNil());
+  EXPECT_EQ(Figure("timed_out"), "2");
+}
+
+TEST_F(InfoTest, DeadlocksAndTheWaitLimit) {
+  MustAcquire(client_, "a", "alice");
+  MustAcquire(client_, "b", "bob");
+  Waiter alice(server(), "b", "alice");
+  EXPECT_TRUE(Do(AcquireWaiting("a", "bob")).IsError("DEADLOCK"));
+  EXPECT_EQ(Figure("deadlocks"), "1");
+  EXPECT_EQ(Figure("waited"), "1");
+  EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.max-waiters", "1"}), Reply::Ok());
+  EXPECT_TRUE(Do(AcquireWaiting("a", "carol")).IsError("WAITLIMIT"));
+  EXPECT_EQ(Figure("wait_limited"), "1");
+  EXPECT_EQ(Figure("waited"), "1");
+  EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.max-waiters", "5000"}), Reply::Ok());
+}
+
+TEST_F(InfoTest, FencedCommands) {
+  const int64_t token = MustAcquire(client_, "job", "alice");
+  Reset();
+  client_.Do("LOCK.FENCE", "job");
+  client_.Do("LOCK.FENCE", "job", token);
+  client_.Do("LOCK.FENCE", "job", 1);
+  EXPECT_EQ(Counted(), Figures{}) << "only commands are counted";
+  client_.Do("LOCK.FENCE", "job", token, "THEN", "SET", "x", "y");
+  EXPECT_TRUE(client_.Do("LOCK.FENCE", "job", token, "THEN", "INCR", "x").IsError());
+  EXPECT_TRUE(client_.Do("LOCK.FENCE", "job", 1, "THEN", "SET", "x", "y").IsError("FENCED"));
+  EXPECT_EQ(Counted(), (Figures{{"fenced_passed", "2"}, {"fenced_refused", "1"}}));
+}
+
+TEST_F(InfoTest, ForcedAndFlushed) {
+  for (const Command& removal : Commands{{"DEL", "job"},
+                                         {"UNLINK", "job"},
+                                         {"SET", "job", "x"},
+                                         {"FLUSHDB"},
+                                         {"FLUSHALL", "ASYNC"}}) {
+    SCOPED_TRACE(removal[0]);
+    Do({"FLUSHALL"});
+    MustObtain(client_, Acquiring("job", "a", {"SHARED"}));
+    MustObtain(client_, Acquiring("job", "b", {"SHARED"}));
+    Reset();
+    Do(removal);
+    // A flush tells locks, not holders, because it looks at nothing.
+    EXPECT_EQ(Counted(),
+              (Figures{{"forced", removal[0].starts_with("FLUSH") ? "1" : "2"}}));
+  }
+}
+
+TEST_F(InfoTest, FlushedInOneOfTwoDatabases) {
+  Client other = server().Connect();
+  other.Do("SELECT", 2);
+  for (int i = 0; i < 3; i++) MustAcquire(client_, "job:" + std::to_string(i), "alice");
+  MustAcquire(other, "job", "alice");
+  Reset();
+  EXPECT_EQ(Figure("locks_held"), "4");
+  other.Do("FLUSHDB");
+  EXPECT_EQ(Figure("forced"), "1");
+  EXPECT_TRUE(Eventually([&] { return Figure("locks_held") == "3"; }));
+  Do({"FLUSHALL"});
+  EXPECT_EQ(Figure("forced"), "4");
+}
+
+TEST_F(InfoTest, Expired) {
+  MustObtain(client_, Acquiring("job", "a", {"SHARED"}, 20));
+  MustObtain(client_, Acquiring("job", "b", {"SHARED"}, 10));
+  MustAcquire(client_, "task", "c", 5);
+  Reset();
+  EXPECT_TRUE(Eventually([&] { return Figure("expired") == "3"; })) << Figure("expired");
+  EXPECT_EQ(Counted(), (Figures{{"expired", "3"}}));
+  EXPECT_EQ(Figure("locks_held"), "0");
+}
+
+TEST_F(InfoTest, Sessions) {
+  Waiter holder(server());
+  MustObtain(holder, Acquiring("job", "alice", {"SESSION"}));
+  MustObtain(holder, Acquiring("task", "alice", {"SESSION", "LINGER", "60000"}));
+  Reset();
+  holder.Close();
+  EXPECT_TRUE(Eventually([&] { return Figure("sessions_ended") == "2"; }));
+  Do({"DEL", "task"});
+  EXPECT_EQ(Counted(), (Figures{{"sessions_ended", "2"}})) << "and not forced, it was lost before";
+}
+
+TEST_F(InfoTest, ARequestThatIsWrongCountsNothing) {
+  Do({"LOCK.ACQUIRE", "job", "alice", "PX", "0"});
+  Do({"LOCK.RELEASE", "job", ""});
+  Do({"LPUSH", "list", "x"});
+  Do({"LOCK.ACQUIRE", "list", "alice", "PX", "1000"});
+  Do({"LOCK.RELEASE", "list", "alice"});
+  EXPECT_EQ(Counted(), Figures{});
+}
+
+TEST_F(InfoTest, PlainLocks) {
+  Do({"SET", "job", "alice", "PX", "60000"});
+  EXPECT_TRUE(Do({"LOCK.ACQUIRE", "job", "bob", "PX", "1000"}).IsNil());
+  Do({"LOCK.TOUCH", "job", "alice", "PX", "1000"});
+  Do({"LOCK.RELEASE", "job", "alice"});
+  EXPECT_EQ(Counted(), (Figures{{"refused", "1"},
+                                {"touched", "1"},
+                                {"released", "1"},
+                                {"contention_percent", "100.00"}}));
+  EXPECT_EQ(Figure("locks_held"), "0") << "they are strings";
+}
+
+// --- State ------------------------------------------------------------------------------------
+
+TEST_F(InfoTest, LocksWaitersAndLines) {
+  EXPECT_TRUE(Eventually([&] { return Figure("locks_held") == "0"; }));
+  MustAcquire(client_, "a", "alice");
+  MustAcquire(client_, "b", "alice");
+  MustObtain(client_, Acquiring("c", "x", {"SHARED"}));
+  MustObtain(client_, Acquiring("c", "y", {"SHARED"}));
+  EXPECT_EQ(Figure("locks_held"), "3") << "locks, not holders";
+  Waiter bob(server(), "a", "bob");
+  Waiter carol(server(), "a", "carol");
+  Waiter dave(server(), "b", "dave");
+  EXPECT_EQ(Figure("waiters"), "3");
+  EXPECT_EQ(Figure("contended_locks"), "2");
+  // However locks come and go.
+  Do({"RENAME", "a", "renamed"});
+  EXPECT_TRUE(bob.Read().IsInteger());
+  EXPECT_EQ(Figure("locks_held"), "4");
+  Do({"MOVE", "renamed", "5"});
+  EXPECT_EQ(Figure("locks_held"), "4");
+  const std::string dump = Do({"DUMP", "b"}).text;
+  Do({"RESTORE", "b", "0", dump, "REPLACE"});
+  EXPECT_EQ(Figure("locks_held"), "4");
+  Do({"SET", "c", "x"});
+  EXPECT_EQ(Figure("locks_held"), "3");
+  Do({"DEBUG", "RELOAD"});
+  EXPECT_EQ(Figure("locks_held"), "3");
+  Do({"FLUSHALL"});
+  EXPECT_TRUE(carol.Read().IsInteger());
+  EXPECT_TRUE(dave.Read().IsInteger());
+  EXPECT_TRUE(Eventually([&] { return Figure("locks_held") == "2"; })) << Figure("locks_held");
+}
+
+// --- Latencies --------------------------------------------------------------------------------
+
+TEST_F(InfoTest, WaitAndHoldTimes) {
+  for (const char* name : {"wait_p50_ms", "wait_p99_ms", "wait_p999_ms", "wait_max_ms",
+                           "hold_p50_ms", "hold_p99_ms", "hold_p999_ms", "hold_max_ms"}) {
+    EXPECT_EQ(Figure(name), "0") << name;
+  }
+  MustAcquire(client_, "job", "alice", 200);
+  EXPECT_TRUE(Do(AcquireWaiting("job", "bob")).IsInteger());
+  EXPECT_GE(Number("wait_max_ms"), 190);
+  EXPECT_LT(Number("wait_max_ms"), 10000);
+  EXPECT_EQ(Figure("wait_p50_ms"), Figure("wait_max_ms"));
+  EXPECT_EQ(Figure("hold_max_ms"), "200") << "as long as its lease";
+  EXPECT_EQ(Figure("hold_p999_ms"), "200");
+  for (int i = 0; i < 10; i++) {
+    MustAcquire(client_, "quick", "alice");
+    Do({"LOCK.RELEASE", "quick", "alice"});
+  }
+  EXPECT_LT(Number("hold_p50_ms"), 200);
+  EXPECT_EQ(Figure("hold_max_ms"), "200");
+  Reset();
+  EXPECT_EQ(Figure("hold_max_ms"), "0");
+  EXPECT_EQ(Figure("wait_max_ms"), "0");
+}
+
+TEST_F(InfoTest, TheTimeOfThoseWhoWaitInVain) {
+  MustAcquire(client_, "job", "alice");
+  EXPECT_TRUE(Do(AcquireWaiting("job", "bob", {.wait_ms = 50})).IsNil());
+  EXPECT_GE(Number("wait_max_ms"), 50);
+}
+
+// --- Reset ------------------------------------------------------------------------------------
+
+TEST_F(InfoTest, ResetsCountersAndNothingElse) {
+  MustAcquire(client_, "job", "alice");
+  Waiter bob(server(), "job", "bob");
+  const std::string token = Figure("last_token");
+  Reset();
+  EXPECT_EQ(Counted(), Figures{});
+  EXPECT_EQ(Figure("locks_held"), "1");
+  EXPECT_EQ(Figure("waiters"), "1");
+  EXPECT_EQ(Figure("last_token"), token);
+  EXPECT_EQ(Do({"CONFIG", "GET", "turnstile.reset-stats"}).Field("turnstile.reset-stats"),
+            Reply::Str("no"));
+  EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.reset-stats", "no"}), Reply::Ok());
+  Do({"LOCK.RELEASE", "job", "alice"});
+  EXPECT_TRUE(bob.Read().IsInteger());
+  EXPECT_EQ(Figure("handed_over"), "1") << "and goes on counting";
+  EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.reset-stats", "no"}), Reply::Ok());
+  EXPECT_EQ(Figure("handed_over"), "1");
+  // What was not told yet when it was reset is not counted after.
+  RawConnection raw = server().ConnectRaw();
+  DoAtOnce(raw, {{"DEL", "job"}, {"CONFIG", "SET", "turnstile.reset-stats", "yes"}});
+  EXPECT_EQ(Counted(), Figures{});
+}
+
+TEST_F(InfoTest, SlowlogLeavesOutTheTimeOfWaiting) {
+  Do({"CONFIG", "SET", "slowlog-log-slower-than", "100000"});
+  Do({"SLOWLOG", "RESET"});
+  MustAcquire(client_, "job", "alice", 200);
+  EXPECT_TRUE(Do(AcquireWaiting("job", "bob")).IsInteger());
+  EXPECT_EQ(Do({"SLOWLOG", "LEN"}), Reply::Int(0));
+  Do({"CONFIG", "SET", "slowlog-log-slower-than", "10000"});
+}
+
+}  // namespace
+}  // namespace turnstile::testing

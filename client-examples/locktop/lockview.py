@@ -7,6 +7,7 @@ from typing import NamedTuple, Optional
 
 # --- text --------------------------------------------------------------------------------------
 
+MOST_OF_A_NAME = 1000  # the "owner" of a plain lock is a string's value, and may be megabytes
 UTF8 = True  # whether the terminal shows more than ASCII; main() finds out
 
 
@@ -15,8 +16,11 @@ def printable(raw):
     no escape sequences, nothing that changes direction or stacks up on its neighbour."""
     if raw is None:
         return "-"
-    text = raw.decode("utf-8", "surrogateescape") if isinstance(raw, bytes) else str(raw)
-    return "".join(map(_printable_char, text))
+    if not isinstance(raw, bytes):
+        return "".join(map(_printable_char, str(raw)))
+    if len(raw) > MOST_OF_A_NAME:
+        return f"{printable(raw[:MOST_OF_A_NAME])}... ({len(raw):,} bytes)"
+    return "".join(map(_printable_char, raw.decode("utf-8", "surrogateescape")))
 
 
 def _printable_char(char):
@@ -225,7 +229,7 @@ def table_line(columns, gap, lock=None):
 def header(address, info, before, seconds):
     """Lines of (label, value)."""
     if not info:
-        return [[("locktop", address)]]
+        return [[("locktop", printable(address))]]
     engine = next((name for name in ("valkey", "redict") if f"{name}_version" in info), "redis")
     role = {"master": "primary", "slave": "replica"}.get(info.get("role"), "?")
     first = [("locktop", address), (engine, f"{info.get(engine + '_version', '?')} {role}")]

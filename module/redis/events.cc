@@ -170,16 +170,24 @@ size_t LockEvents::TellFlushed(int db, bool publish) {
   struct Search {
     LockEvents& events;
     bool publish;
+    Instant now;
     size_t found = 0;
-  } search{.events = *this, .publish = publish};
+  } search{.events = *this, .publish = publish, .now = ToInstant(WallNow())};
   RedisModule_SelectDb(ctx_, db);
   RedisModuleScanCursor* cursor = RedisModule_ScanCursorCreate();
   const auto look = [](RedisModuleCtx* ctx, RedisModuleString* name, RedisModuleKey* key,
                        void* data) {
-    if (LockIn(key) == nullptr) return;
+    const Lock* lock = LockIn(key);
     auto& found = *static_cast<Search*>(data);
-    ++found.found;
-    if (found.publish) found.events.PublishLoss(ctx, name, Loss::kFlushed);
+    if (lock == nullptr) return;
+    const std::vector<turnstile::Lost> lost = LostWith(*lock, Loss::kFlushed, found.now);
+    const bool live = std::any_of(lost.begin(), lost.end(), [](const turnstile::Lost& hold) {
+      return hold.how == Loss::kFlushed;
+    });
+    if (live) ++found.found;
+    if (found.publish && !lost.empty()) {
+      found.events.PublishLoss(ctx, name, live ? Loss::kFlushed : Loss::kExpired);
+    }
   };
   while (RedisModule_Scan(ctx_, cursor, look, &search) != 0) {
   }

@@ -11,6 +11,7 @@
 #include "support/client.h"
 #include "support/cluster.h"
 #include "support/eventually.h"
+#include "support/events.h"
 #include "support/lock_test.h"
 #include "support/reply.h"
 #include "support/waiting.h"
@@ -267,7 +268,11 @@ TEST_F(AtomicMigrationTest, HoldsMoveAndWaitersAreSentAfterThem) {
   const Reply kept = Kept(old_, key_);
   const Reply kept_shared = Kept(old_, shared);
   Waiter bob(cluster_.server(0), key_, "bob");
+  EXPECT_EQ(old_.Do("CONFIG", "SET", "notify-keyspace-events", "Kd"), Reply::Ok());
+  EventLog log(cluster_.server(0));
   Migrate(0, 1);
+  EXPECT_EQ(log.Until(old_), Texts{}) << "no lock is lost";
+  EXPECT_EQ(InfoField(old_, "turnstile", "turnstile_forced"), "0");
   EXPECT_EQ(Kept(new_, key_), kept);
   EXPECT_EQ(Kept(new_, shared), kept_shared);
   EXPECT_EQ(bob.Read(),

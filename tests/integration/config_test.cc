@@ -283,6 +283,55 @@ TEST_F(ConfigTest, LoadedIntoARunningServer) {
   EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "alice"), Reply::Int(1));
 }
 
+// --- The log ------------------------------------------------------------------------------------
+
+constexpr std::string_view kMayEvict = "the server may evict locks that are held";
+
+TEST(LogTest, WarnsOnceThatLocksMayBeEvicted) {
+  Server server({.args = {"--maxmemory", "1gb", "--maxmemory-policy", "volatile-lru"}});
+  const auto lines = LinesWith(server.Log(), kMayEvict);
+  ASSERT_EQ(lines.size(), 1U) << server.Log();
+  EXPECT_NE(lines[0].find("maxmemory-policy volatile-lru "), std::string::npos) << lines[0];
+  EXPECT_NE(lines[0].find(" # "), std::string::npos) << "a warning: " << lines[0];
+}
+
+TEST(LogTest, WarnsWhenTheSettingsChange) {
+  Server server;
+  Client client = server.Connect();
+  const auto warnings = [&] { return LinesWith(server.Log(), kMayEvict).size(); };
+  EXPECT_EQ(warnings(), 0U);
+  const auto set = [&](const std::string& name, const std::string& value) {
+    EXPECT_EQ(client.Do("CONFIG", "SET", name, value), Reply::Ok());
+  };
+  set("maxmemory-policy", "allkeys-lru");
+  EXPECT_EQ(warnings(), 0U) << "without a limit nothing is evicted";
+  set("maxmemory", "1gb");
+  EXPECT_EQ(warnings(), 1U);
+  set("maxmemory-samples", "7");
+  EXPECT_EQ(warnings(), 1U);
+  set("maxmemory-policy", "noeviction");
+  EXPECT_EQ(warnings(), 1U);
+  set("maxmemory-policy", "volatile-ttl");
+  EXPECT_EQ(warnings(), 2U);
+  // One command may change both.
+  EXPECT_EQ(client.Do("CONFIG", "SET", "maxmemory", "2gb", "maxmemory-policy", "allkeys-lfu"),
+            Reply::Ok());
+  EXPECT_EQ(warnings(), 3U);
+}
+
+TEST(LogTest, NothingForOrdinaryWork) {
+  Server server;
+  Client client = server.Connect();
+  for (int i = 0; i < 100; i++) {
+    MustAcquire(client, "job", "alice");
+    client.Do("LOCK.ACQUIRE", "job", "bob", "PX", 0);
+    client.Do("LOCK.ACQUIRE", "job", "bob", "PX", 1000);
+    client.Do("LOCK.RELEASE", "job", "alice");
+    client.Do("LOCK.FENCE", "job", 1, "THEN", "SET", "x", "y");
+  }
+  EXPECT_EQ(LinesWith(server.Log(), "<turnstile>").size(), 1U) << server.Log();
+}
+
 // --- INFO -------------------------------------------------------------------------------------
 
 TEST_F(ConfigTest, InfoTurnstile) {

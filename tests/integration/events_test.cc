@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <random>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -287,6 +290,105 @@ TEST_F(EventsTest, NoOwnerIsNamed) {
     EXPECT_EQ(message.back().find("the-owner"), std::string::npos);
     EXPECT_EQ(message[2].find("the-owner"), std::string::npos);
   }
+}
+
+// --- Random histories -------------------------------------------------------------------------
+
+// Whatever happens to a lock, the events about it make sense: it is acquired, touched any number of
+// times, and then released or lost, once, before it is acquired again. And what was told was
+// counted.
+TEST_F(EventsTest, RandomHistoriesMakeSense) {
+  constexpr uint64_t kSeed = 20261116;
+  constexpr int kSteps = 4000;
+  std::mt19937_64 random(kSeed);
+  const auto below = [&](uint64_t bound) { return random() % bound; };
+  const Texts keys = {"x", "y", "z"};
+  const Texts owners = {"ann", "bob", "cat"};
+  EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.reset-stats", "yes"}), Reply::Ok());
+  EventLog log(server());
+  Texts events;
+  std::vector<std::unique_ptr<Client>> connections;
+  for (int step = 0; step < kSteps; step++) {
+    const std::string& key = keys[below(keys.size())];
+    const std::string& owner = owners[below(owners.size())];
+    const std::string lease = below(3) == 0 ? std::to_string(1 + below(5)) : "60000";
+    Command acquire = {"LOCK.ACQUIRE", key, owner, "PX", lease};
+    if (below(4) == 0) acquire.insert(acquire.end(), {"LINGER", std::to_string(1 + below(5))});
+    if (below(4) == 0) acquire.emplace_back("REENTRANT");
+    switch (below(12)) {
+      case 0:
+      case 1:
+        Do(acquire);
+        break;
+      case 2:  // and lets time pass
+        acquire.insert(acquire.end(), {"WAIT", std::to_string(1 + below(5))});
+        Do(acquire);
+        break;
+      case 3:
+        acquire.emplace_back("SESSION");
+        connections.push_back(std::make_unique<Client>(server().Connect()));
+        connections.back()->Do(acquire);
+        if (connections.size() > 3) connections.erase(connections.begin());
+        break;
+      case 4:
+        connections.push_back(std::make_unique<Client>(server().Connect()));
+        acquire.insert(acquire.end(), {"WAIT", std::to_string(1 + below(20))});
+        connections.back()->Send(acquire);  // whether anybody reads the answer or not
+        if (connections.size() > 3) connections.erase(connections.begin());
+        break;
+      case 5:
+      case 6:
+      case 7:
+        Do({"LOCK.RELEASE", key, owner});
+        break;
+      case 8:
+        Do({"LOCK.TOUCH", key, owner, "PX", lease});
+        break;
+      case 9:
+        Do({"DEL", key});
+        break;
+      case 10:
+        Do(below(2) == 0 ? Command{"PERSIST", key} : Command{"PEXPIRE", key, "1"});
+        break;
+      default:
+        if (below(20) == 0) Do({"FLUSHDB"});
+    }
+    if (step % 100 == 0) {
+      const Texts more = log.Until(client_);
+      events.insert(events.end(), more.begin(), more.end());
+    }
+  }
+  connections.clear();
+  EXPECT_TRUE(Eventually([&] { return WaitersNow(client_) == "0"; }));
+  for (const std::string& key : keys) Do({"DEL", key});
+  const Texts rest = log.Until(client_);
+  events.insert(events.end(), rest.begin(), rest.end());
+
+  std::map<std::string, int64_t> counts;
+  for (const std::string& key : keys) {
+    std::string story;  // a letter for each of our events
+    for (const std::string& event : events) {
+      if (!event.starts_with(key + " lock.")) continue;
+      const std::string what = event.substr(key.size() + 6);
+      counts[what]++;
+      story += what.starts_with("lost.") ? 'w' : what == "touched" ? 't' : what[0];
+    }
+    EXPECT_TRUE(std::regex_match(story, std::regex("(at*(r|lw))*"))) << key << ": " << story;
+  }
+  const auto counted = [&](const std::string& name) {
+    return std::stoll(InfoField(client_, "turnstile", "turnstile_" + name));
+  };
+  EXPECT_EQ(counts["acquired"], counted("acquired"));
+  // What has ended when a database is flushed is told, but not counted.
+  EXPECT_GE(counts["lost.expired"], counted("expired"));
+  EXPECT_LE(counts["lost.expired"], counted("expired") + counts["lost.flushed"]);
+  EXPECT_EQ(counts["lost.session"], counted("sessions_ended"));
+  EXPECT_EQ(counts["lost.forced"] + counts["lost.flushed"], counted("forced"));
+  EXPECT_EQ(counts["lost.undelivered"], counted("undelivered"));
+  EXPECT_GT(counts["lost.expired"], 20);
+  EXPECT_GT(counts["lost.session"], 20);
+  EXPECT_GT(counts["lost.forced"], 20);
+  EXPECT_GT(counts["lost.flushed"], 5);
 }
 
 // --- Eviction ---------------------------------------------------------------------------------

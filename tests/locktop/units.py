@@ -29,6 +29,7 @@ class Text(unittest.TestCase):
         self.assertEqual(view.printable("Prüfung 한".encode()), "Prüfung 한")
         self.assertEqual(view.printable("\u202eevil".encode()), "\\xe2\\x80\\xaeevil")
         self.assertEqual(view.printable(None), "-")
+        self.assertLess(len(view.printable(b"\n" * 10**7)), 3000)
 
     def test_ascii_terminal(self):
         view.UTF8 = False

@@ -72,8 +72,7 @@ void SlotsMayChange() {
 void LookAtCommand(RedisModuleCommandFilterCtx* command) {
   const std::string_view name = ToView(RedisModule_CommandFilterArgGet(command, 0));
   migrates = IsKeyword(name, "MIGRATE");
-  if (IsKeyword(name, "CLUSTER") &&
-      RedisModule_CommandFilterArgsCount(command) > 1 &&
+  if (IsKeyword(name, "CLUSTER") && RedisModule_CommandFilterArgsCount(command) > 1 &&
       ChangesSlots(ToView(RedisModule_CommandFilterArgGet(command, 1)))) {
     SlotsMayChange();
   }

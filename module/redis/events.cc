@@ -165,34 +165,37 @@ void LockEvents::Flushing(std::optional<int> db) {
   if (Decides(flags)) CounterFor(Loss::kFlushed) += flushed;
 }
 
-// Looks at every key: which of them are locks, nothing else knows.
+// Looks at the keys one by one, because nothing else knows which of them are locks, until all locks
+// are found.
 size_t LockEvents::TellFlushed(int db, bool publish) {
   struct Search {
     LockEvents& events;
     bool publish;
     Instant now;
-    size_t found = 0;
+    size_t locks = 0;
+    size_t live = 0;
   } search{.events = *this, .publish = publish, .now = ToInstant(WallNow())};
-  RedisModule_SelectDb(ctx_, db);
-  RedisModuleScanCursor* cursor = RedisModule_ScanCursorCreate();
   const auto look = [](RedisModuleCtx* ctx, RedisModuleString* name, RedisModuleKey* key,
                        void* data) {
     const Lock* lock = LockIn(key);
-    auto& found = *static_cast<Search*>(data);
     if (lock == nullptr) return;
+    auto& found = *static_cast<Search*>(data);
+    ++found.locks;
     const std::vector<turnstile::Lost> lost = LostWith(*lock, Loss::kFlushed, found.now);
     const bool live = std::any_of(lost.begin(), lost.end(), [](const turnstile::Lost& hold) {
       return hold.how == Loss::kFlushed;
     });
-    if (live) ++found.found;
+    if (live) ++found.live;
     if (found.publish && !lost.empty()) {
       found.events.PublishLoss(ctx, name, live ? Loss::kFlushed : Loss::kExpired);
     }
   };
-  while (RedisModule_Scan(ctx_, cursor, look, &search) != 0) {
+  RedisModule_SelectDb(ctx_, db);
+  RedisModuleScanCursor* cursor = RedisModule_ScanCursorCreate();
+  while (search.locks < CountLocks() && RedisModule_Scan(ctx_, cursor, look, &search) != 0) {
   }
   RedisModule_ScanCursorDestroy(cursor);
-  return search.found;
+  return search.live;
 }
 
 void LockEvents::Warn(Warnings& warnings, uint64_t count, std::string_view key, const char* what) {

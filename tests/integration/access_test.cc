@@ -155,7 +155,8 @@ TEST_F(RuleSetTest, EachMayWhatTheTableSaysAndNothingElse) {
         {"LOCK.FENCE", "lock:1"},
         {"LOCK.RELEASE", "lock:1", "me"}}},
       {"write `data:` keys, also after THEN",
-       {{"SET", "data:1", "x"}, {"LOCK.FENCE", "lock:held", "TOKEN", "THEN", "SET", "data:1", "y"}}},
+       {{"SET", "data:1", "x"},
+        {"LOCK.FENCE", "lock:held", "TOKEN", "THEN", "SET", "data:1", "y"}}},
       {"subscribe to what happens to its locks", {{"SUBSCRIBE", "__keyspace@0__:lock:1"}}},
       {"see who holds a lock and who waits", {{"LOCK.INFO", "lock:held"}}},
       {"list locks and the longest lines", {{"LOCK.LIST"}, {"LOCK.TOP"}}},
@@ -198,10 +199,16 @@ TEST_F(RuleSetTest, EachMayWhatTheTableSaysAndNothingElse) {
 
 // None of them may use what gives away everybody's owners, or rights over the server.
 TEST_F(RuleSetTest, WhatNoneOfThemMay) {
-  for (const Command& command :
-       Commands{{"MONITOR"}, {"CONFIG", "SET", "dir", "/"}, {"FLUSHALL"}, {"ACL", "WHOAMI"},
-                {"DEBUG", "SLEEP", "0"}, {"KEYS", "*"}, {"EVAL", "return 1", "0"}, {"SHUTDOWN"},
-                {"LOCK.FACT", "FLOOR", "1"}, {"LOCK.PROBE", "lock:1"}}) {
+  for (const Command& command : Commands{{"MONITOR"},
+                                         {"CONFIG", "SET", "dir", "/"},
+                                         {"FLUSHALL"},
+                                         {"ACL", "WHOAMI"},
+                                         {"DEBUG", "SLEEP", "0"},
+                                         {"KEYS", "*"},
+                                         {"EVAL", "return 1", "0"},
+                                         {"SHUTDOWN"},
+                                         {"LOCK.FACT", "FLOOR", "1"},
+                                         {"LOCK.PROBE", "lock:1"}}) {
     for (size_t user = 0; user < names_.size(); user++) {
       EXPECT_TRUE(users_[user].Do(command).IsError("NOPERM")) << names_[user] << ' ' << command[0];
     }

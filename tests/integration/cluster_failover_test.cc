@@ -10,8 +10,8 @@
 
 #include "support/client.h"
 #include "support/cluster.h"
-#include "support/eventually.h"
 #include "support/events.h"
+#include "support/eventually.h"
 #include "support/lock_test.h"
 #include "support/reply.h"
 #include "support/waiting.h"

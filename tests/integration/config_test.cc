@@ -197,8 +197,9 @@ TEST(LoadTest, ModuleArgumentsAreSettings) {
   EXPECT_EQ(SettingOf(client, "max-lease-ms"), "5000");
   EXPECT_EQ(SettingOf(client, "max-waiters"), "7");
   EXPECT_EQ(SettingOf(client, "token-margin-ms"), "30000");
-  EXPECT_EQ(LinesWith(server.Log(), ": max-lease-ms 5000, token-margin-ms 30000, "
-                                    "failover-grace-ms 0, max-waiters 7")
+  EXPECT_EQ(LinesWith(server.Log(),
+                      ": max-lease-ms 5000, token-margin-ms 30000, "
+                      "failover-grace-ms 0, max-waiters 7")
                 .size(),
             1U)
       << server.Log();
@@ -236,8 +237,8 @@ TEST(LoadTest, WrongModuleArgumentsAreRefused) {
     Server server({.module_args = args, .must_start = false});
     EXPECT_FALSE(server.running());
     EXPECT_EQ(server.exit_code(), 1);
-    EXPECT_EQ(LinesWith(server.Log(), "cannot be loaded: " + why).size(), 1U)
-        << why << "\n" << server.Log();
+    EXPECT_EQ(LinesWith(server.Log(), "cannot be loaded: " + why).size(), 1U) << why << "\n"
+                                                                              << server.Log();
   }
 }
 

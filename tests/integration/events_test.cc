@@ -1,5 +1,7 @@
 // What is published about locks: which events, in which order, where, and why a lock was lost.
 
+#include "support/events.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +15,6 @@
 
 #include "support/cluster.h"
 #include "support/eventually.h"
-#include "support/events.h"
 #include "support/failover.h"
 #include "support/lock_test.h"
 #include "support/waiting.h"
@@ -142,8 +143,7 @@ TEST_F(EventsTest, RemovedByForce) {
 TEST_F(EventsTest, ReplacedByARestoredLock) {
   MustAcquire(client_, "job", "alice");
   const std::string dump = Do({"DUMP", "job"}).text;
-  EXPECT_EQ(EventsOf({"RESTORE", "job", "0", dump, "REPLACE"}),
-            Texts{"job restore"} + kLostForced);
+  EXPECT_EQ(EventsOf({"RESTORE", "job", "0", dump, "REPLACE"}), Texts{"job restore"} + kLostForced);
 }
 
 TEST_F(EventsTest, SeveralHoldersAreToldOnce) {
@@ -228,8 +228,8 @@ TEST_F(EventsTest, ASessionThatCloses) {
 }
 
 TEST_F(EventsTest, Flushed) {
-  for (const Command& flush : Commands{
-           {"FLUSHALL"}, {"FLUSHDB"}, {"FLUSHALL", "ASYNC"}, {"FLUSHDB", "SYNC"}}) {
+  for (const Command& flush :
+       Commands{{"FLUSHALL"}, {"FLUSHDB"}, {"FLUSHALL", "ASYNC"}, {"FLUSHDB", "SYNC"}}) {
     SCOPED_TRACE(flush[0]);
     for (int i = 0; i < 3; i++) Do({"SET", "string:" + std::to_string(i), "x"});
     MustAcquire(client_, "job", "alice");
@@ -460,14 +460,15 @@ TEST_F(ReplicaEventsTest, TheSameAsThePrimary) {
   EXPECT_EQ(EventsOf({{"LOCK.TOUCH", "job", "alice", "PX", "50000"}}), Texts{"job lock.touched"});
   EXPECT_EQ(EventsOf({{"PERSIST", "job"}}), Texts{});
   EXPECT_EQ(EventsOf({{"LOCK.RELEASE", "job", "alice"}}), Texts{"job lock.released"});
-  EXPECT_EQ(EventsOf({Acquiring("job", "a", {"SHARED", "REENTRANT"}),
-                      Acquiring("job", "a", {"SHARED", "REENTRANT"}),
-                      Acquiring("job", "b", {"SHARED"}),
-                      {"LOCK.RELEASE", "job", "a"},
-                      {"LOCK.RELEASE", "job", "a"},
-                      {"DEL", "job"}}),
-            (Texts{"job lock.acquired", "job lock.touched", "job lock.acquired",
-                   "job lock.released"} + kLostForced));
+  EXPECT_EQ(
+      EventsOf({Acquiring("job", "a", {"SHARED", "REENTRANT"}),
+                Acquiring("job", "a", {"SHARED", "REENTRANT"}),
+                Acquiring("job", "b", {"SHARED"}),
+                {"LOCK.RELEASE", "job", "a"},
+                {"LOCK.RELEASE", "job", "a"},
+                {"DEL", "job"}}),
+      (Texts{"job lock.acquired", "job lock.touched", "job lock.acquired", "job lock.released"} +
+       kLostForced));
   EXPECT_EQ(EventsOf({{"LOCK.ACQUIRE", "job", "alice", "PX", "60000"}, {"FLUSHALL"}}),
             (Texts{"job lock.acquired", "job lock.lost", "job lock.lost.flushed"}));
 }
@@ -477,11 +478,11 @@ TEST_F(ReplicaEventsTest, Expiry) {
               Texts{"job lock.acquired"});
   EXPECT_TRUE(Eventually([&] { return pair_.primary().Do("LOCK.FENCE", "job").IsNil(); }));
   EXPECT_EQ(Told(), kLostExpired);
-  EXPECT_EQ(EventsOf({Acquiring("job", "short", {"SHARED"}, 20), Acquiring("job", "long", {"SHARED"})}),
-            (Texts{"job lock.acquired", "job lock.acquired"}));
+  EXPECT_EQ(
+      EventsOf({Acquiring("job", "short", {"SHARED"}, 20), Acquiring("job", "long", {"SHARED"})}),
+      (Texts{"job lock.acquired", "job lock.acquired"}));
   EXPECT_TRUE(Eventually([&] { return HoldersOf(pair_.primary(), "job").size() == 1; }));
-  EXPECT_EQ(EventsOf({{"LOCK.RELEASE", "job", "long"}}),
-            kLostExpired + Texts{"job lock.released"});
+  EXPECT_EQ(EventsOf({{"LOCK.RELEASE", "job", "long"}}), kLostExpired + Texts{"job lock.released"});
 }
 
 TEST_F(ReplicaEventsTest, Sessions) {
@@ -518,7 +519,8 @@ TEST_F(ReplicaEventsTest, CountsNothing) {
             {"LOCK.ACQUIRE", "job", "alice", "PX", "60000"},
             {"FLUSHALL"},
             {"LOCK.ACQUIRE", "job", "alice", "PX", "60000"}});
-  for (const char* field : {"acquired", "touched", "released", "forced", "expired", "hold_max_ms"}) {
+  for (const char* field :
+       {"acquired", "touched", "released", "forced", "expired", "hold_max_ms"}) {
     EXPECT_EQ(InfoField(pair_.replica(), "turnstile", std::string("turnstile_") + field), "0")
         << field;
   }

@@ -44,9 +44,7 @@ class InfoTest : public SharedWaitingTest<InfoTest> {
   InfoTest() { Reset(); }
 
   Reply Do(const Command& command) { return client_.Do(command); }
-  void Reset() {
-    EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.reset-stats", "yes"}), Reply::Ok());
-  }
+  void Reset() { EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.reset-stats", "yes"}), Reply::Ok()); }
 
   // Everything that is counted and not zero.
   Figures Counted() {
@@ -186,8 +184,7 @@ TEST_F(InfoTest, ForcedAndFlushed) {
     Reset();
     Do(removal);
     // A flush tells locks, not holders, because it looks at nothing.
-    EXPECT_EQ(Counted(),
-              (Figures{{"forced", removal[0].starts_with("FLUSH") ? "1" : "2"}}));
+    EXPECT_EQ(Counted(), (Figures{{"forced", removal[0].starts_with("FLUSH") ? "1" : "2"}}));
   }
 }
 

@@ -95,9 +95,8 @@ TEST_F(ListTest, EveryFieldOfALock) {
     EXPECT_EQ(lock.Field("waiting"), Reply::Int(2));
     EXPECT_LT(lock.Field("longest-wait-ms").integer, kMinute);
   }
-  EXPECT_TRUE(Eventually([&] {
-    return Do({"LOCK.TOP"}).elements.at(0).Field("longest-wait-ms").integer > 20;
-  }));
+  EXPECT_TRUE(Eventually(
+      [&] { return Do({"LOCK.TOP"}).elements.at(0).Field("longest-wait-ms").integer > 20; }));
 }
 
 TEST_F(ListTest, MapsInResp3) {

@@ -24,8 +24,7 @@ class EventLog {
  public:
   // Hears every keyspace event of a database.
   explicit EventLog(const Server& server, int db = 0)
-      : client_(server.Connect()),
-        prefix_("__keyspace@" + std::to_string(db) + "__:") {
+      : client_(server.Connect()), prefix_("__keyspace@" + std::to_string(db) + "__:") {
     EXPECT_TRUE(client_.Do("PSUBSCRIBE", prefix_ + "*").IsArray());
     EXPECT_TRUE(client_.Do("SUBSCRIBE", mark_).IsArray());
   }

@@ -261,9 +261,9 @@ TEST(EndedFact, NamesAnOwner) {
 }
 
 TEST(EndedFact, MaySayWhy) {
-  for (const auto& [word, how] : {std::pair("SESSION"sv, Loss::kSession),
-                                  std::pair("session"sv, Loss::kSession),
-                                  std::pair("Undelivered"sv, Loss::kUndelivered)}) {
+  for (const auto& [word, how] :
+       {std::pair("SESSION"sv, Loss::kSession), std::pair("session"sv, Loss::kSession),
+        std::pair("Undelivered"sv, Loss::kUndelivered)}) {
     const auto fact = ParseEnded({"ENDED", "key", "owner", word});
     ASSERT_TRUE(fact.has_value()) << word;
     EXPECT_EQ(fact->ended.how, how) << word;

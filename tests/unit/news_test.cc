@@ -56,8 +56,8 @@ TEST(NewsOf, OneMoreHold) {
   for (const Mode mode : {Mode::kShared, Mode::kLimit}) {
     ExpectNews(LockOf(mode, {HoldOf(kAnn, 5)}), {mode, HoldOf(kBob, 6)}, News::kAcquired);
     // Those that have ended beside it are told by facts of their own.
-    ExpectNews(LockOf(mode, {HoldOf(kAnn, 5), HoldOf(kCat, 6)}),
-               {mode, HoldOf(kBob, 7, kLater)}, News::kAcquired);
+    ExpectNews(LockOf(mode, {HoldOf(kAnn, 5), HoldOf(kCat, 6)}), {mode, HoldOf(kBob, 7, kLater)},
+               News::kAcquired);
   }
 }
 
@@ -99,8 +99,7 @@ TEST(NewsOf, WhoComesAfterTheEndTellsOfIt) {
              {Mode::kExclusive, HoldOf(kAnn, 6, kLater)}, News::kAcquired,
              {{"ann", Loss::kExpired}});
   ExpectNews(LockOf(Mode::kShared, {HoldOf(kAnn, 5), HoldOf(kBob, 6, kLater)}),
-             {Mode::kShared, HoldOf(kAnn, 7, kLater)}, News::kAcquired,
-             {{"ann", Loss::kExpired}});
+             {Mode::kShared, HoldOf(kAnn, 7, kLater)}, News::kAcquired, {{"ann", Loss::kExpired}});
 }
 
 TEST(NewsOf, AnUpgradeThatIsTakenBack) {

@@ -856,8 +856,7 @@ TEST(ListRequest, Accepts) {
 
 TEST(ListRequest, Refuses) {
   const auto error = [](const Words& words) { return ErrorOf(ParseList(words)); };
-  EXPECT_EQ(error({"*"}),
-            "ERR syntax error at \"*\": expected MATCH pattern, COUNT n or CURSOR c");
+  EXPECT_EQ(error({"*"}), "ERR syntax error at \"*\": expected MATCH pattern, COUNT n or CURSOR c");
   EXPECT_EQ(error({"MATCH", "a", "CURSOR", "0", "b"}),
             "ERR syntax error at \"b\": expected COUNT n");
   EXPECT_EQ(error({"MATCH", "a", "CURSOR", "0", "COUNT", "1", "b"}),
@@ -869,14 +868,14 @@ TEST(ListRequest, Refuses) {
   EXPECT_EQ(error({"COUNT", "1", "COUNT", "1"}), "ERR syntax error: COUNT is given twice");
   EXPECT_EQ(error({"CURSOR", "1", "CURSOR", "1"}), "ERR syntax error: CURSOR is given twice");
   for (const std::string_view count : {"0"sv, "100001"sv, "-1"sv, ""sv, "ten"sv}) {
-    EXPECT_EQ(error({"COUNT", count}),
-              "ERR COUNT must be a whole number from 1 to 100000 in plain digits, not " +
-                  Quoted(count));
+    EXPECT_EQ(
+        error({"COUNT", count}),
+        "ERR COUNT must be a whole number from 1 to 100000 in plain digits, not " + Quoted(count));
   }
   for (const std::string_view cursor : {""sv, "-1"sv, "x"sv, "1 "sv, "184467440737095516150"sv}) {
-    EXPECT_EQ(error({"CURSOR", cursor}),
-              "ERR CURSOR must be 0 or the number that the last call answered, not " +
-                  Quoted(cursor));
+    EXPECT_EQ(
+        error({"CURSOR", cursor}),
+        "ERR CURSOR must be 0 or the number that the last call answered, not " + Quoted(cursor));
   }
 }
 

@@ -52,7 +52,7 @@ class InfoTest : public SharedWaitingTest<InfoTest> {
     bool inside = false;
     for (const auto& [name, value] : ReadInfo(client_)) {
       if (name.starts_with("# ")) inside = name == "# counters";
-      if (inside && value != "0" && value != "0.00" && value != "") counted[name] = value;
+      if (inside && value != "0" && value != "0.00" && !value.empty()) counted[name] = value;
     }
     return counted;
   }

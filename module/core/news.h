@@ -7,7 +7,6 @@
 #ifndef TURNSTILE_CORE_NEWS_H_
 #define TURNSTILE_CORE_NEWS_H_
 
-#include <string_view>
 #include <vector>
 
 #include "core/lock.h"

@@ -66,7 +66,8 @@ class Reader {
   std::string_view TakeCursor() {
     constexpr size_t kMostDigits = 20;
     const std::string_view text = Take("the number after CURSOR");
-    if (!IsDigits(text) || text.size() > kMostDigits) {
+    const bool leads_with_zero = text.size() > 1 && text.front() == '0';
+    if (!IsDigits(text) || leads_with_zero || text.size() > kMostDigits) {
       Fail("CURSOR must be 0 or the number that the last call answered, not " + Quoted(text));
     }
     return text;

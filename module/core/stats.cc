@@ -24,7 +24,7 @@ Millis Histogram::AtMost(double share) const {
 }
 
 double Stats::Contention() const {
-  const auto contended = static_cast<double>(refused + waited);
+  const auto contended = static_cast<double>(refused + waited + deadlocks + wait_limited);
   const double all = contended + static_cast<double>(acquired_at_once);
   return all > 0 ? contended / all : 0;
 }

@@ -85,7 +85,8 @@ struct Stats {
   Histogram waits;              // of those who were served or timed out
   Histogram holds;
 
-  // What share of the requests of those who did not hold the lock had to wait or was refused.
+  // What share of the requests of those who did not hold the lock had to wait or was refused, for
+  // whatever reason that lies in others.
   double Contention() const;
 };
 

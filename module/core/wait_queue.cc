@@ -319,8 +319,14 @@ Instant WaitQueue::NextDue() const {
 // One search for a cycle. Its marks are numbers that no other search uses.
 class WaitQueue::CycleSearch {
  public:
-  CycleSearch(uint64_t& numbers, Waiter& waiter, std::span<Waiter* const> ignored, Instant now)
-      : numbers_(numbers), number_(++numbers), waiter_(waiter), self_(*waiter.party_), now_(now) {
+  CycleSearch(uint64_t& numbers, Waiter& waiter, std::span<Waiter* const> ignored, Instant now,
+              From from)
+      : numbers_(numbers),
+        number_(++numbers),
+        waiter_(waiter),
+        self_(*waiter.party_),
+        now_(now),
+        from_(from) {
     for (Waiter* older : ignored) older->ignored_ = number_;
   }
 
@@ -344,11 +350,15 @@ class WaitQueue::CycleSearch {
     seen_ = ++numbers_;
     reached_.clear();
     ReachFrom(waiter_, nullptr);
+    if (from_ == From::kAnyWait) ReachFromAll(self_, nullptr);
     for (size_t i = 0; i < reached_.size() && (everybody || self_.seen != seen_); ++i) {
-      const Party* from = reached_[i];
-      for (Waiter* wait = from->waits.first(); wait != nullptr; wait = wait->of_party_.after) {
-        if (wait->ignored_ != number_) ReachFrom(*wait, from);
-      }
+      ReachFromAll(*reached_[i], reached_[i]);
+    }
+  }
+
+  void ReachFromAll(const Party& party, const Party* from) {
+    for (Waiter* wait = party.waits.first(); wait != nullptr; wait = wait->of_party_.after) {
+      if (wait->ignored_ != number_) ReachFrom(*wait, from);
     }
   }
 
@@ -503,6 +513,7 @@ class WaitQueue::CycleSearch {
   Waiter& waiter_;
   Party& self_;
   Instant now_;
+  From from_;
   bool only_stuck_ = false;
   bool met_peers_ = false;
   std::vector<Party*> reached_;
@@ -510,8 +521,8 @@ class WaitQueue::CycleSearch {
 };
 
 std::vector<WaitQueue::Step> WaitQueue::FindCycle(Waiter& waiter, std::span<Waiter* const> ignored,
-                                                  Instant now) {
-  return CycleSearch(searches_, waiter, ignored, now).Find();
+                                                  Instant now, From from) {
+  return CycleSearch(searches_, waiter, ignored, now, from).Find();
 }
 
 std::string DescribeCycle(const std::vector<WaitQueue::Step>& cycle,

@@ -201,7 +201,12 @@ class WaitQueue {
   // The steps by which the owner of `waiter` waits for itself since that wait began: the fewest,
   // that wait first. Empty if it does not. The waits of `ignored` are taken for gone; all other
   // waits of the owner for any of the same locks must be among them. Views into the queue.
-  std::vector<Step> FindCycle(Waiter& waiter, std::span<Waiter* const> ignored, Instant now);
+  //
+  // kAnyWait: one that took over a place and asks for less room than its predecessor did. Those
+  // behind may wait for it now who did not before, so another wait of its owner may be the first.
+  enum class From { kThisWait, kAnyWait };
+  std::vector<Step> FindCycle(Waiter& waiter, std::span<Waiter* const> ignored, Instant now,
+                              From from = From::kThisWait);
 
   // Puts `newer` into the places of `older`, a waiter for the same locks under the same owner.
   void TakeOver(Waiter& newer, Waiter& older);

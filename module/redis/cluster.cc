@@ -41,7 +41,7 @@ int exports = 0;  // that are going on
 
 Instant looked_at = kMinInstant;  // when we looked at the cluster last,
 Micros look_took{0};              // and how long that took
-bool migrates = false;            // the command that came last moves keys to another server
+bool migrates = false;            // in this pass of the event loop keys may go to another server
 bool alarmed = true;              // since then a command was seen that may change the slots
 int looks_ahead = 0;              // so many more will follow soon
 
@@ -50,6 +50,7 @@ struct {
   SlotSet ours;
   SlotSet leaving;
   SlotSet arriving;
+  SlotSet gone;  // they were ours while we were a primary, and are not any more
 } constinit known;
 
 bool ChangesSlots(std::string_view subcommand) {
@@ -71,7 +72,7 @@ void SlotsMayChange() {
 // Sees every command before it runs, and before it is known whether it may.
 void LookAtCommand(RedisModuleCommandFilterCtx* command) {
   const std::string_view name = ToView(RedisModule_CommandFilterArgGet(command, 0));
-  migrates = IsKeyword(name, "MIGRATE");
+  migrates = migrates || IsKeyword(name, "MIGRATE");
   if (IsKeyword(name, "CLUSTER") && RedisModule_CommandFilterArgsCount(command) > 1 &&
       ChangesSlots(ToView(RedisModule_CommandFilterArgGet(command, 1)))) {
     SlotsMayChange();
@@ -115,7 +116,9 @@ void FollowSlots(RedisModuleCtx* ctx, ClusterView& cluster, FineInstant now) {
                        (map->ours() & known.leaving & ~map->leaving());
   const bool changed = map->ours() != known.ours || map->leaving() != known.leaving ||
                        map->arriving() != known.arriving;
-  known = {map->ours(), map->leaving(), map->arriving()};
+  const SlotSet gone =
+      Tokens().issuing() ? (known.gone | known.ours) & ~(map->ours() | map->arriving()) : SlotSet();
+  known = {map->ours(), map->leaving(), map->arriving(), gone};
   if (!Tokens().issuing()) return;
   const bool started = Tokens().TakeUntoldStart();  // which has set the clock ahead already
   if (came.any() && !started) Tokens().SlotsCame(now);
@@ -187,6 +190,7 @@ Instant NextLookAtCluster() {
 }
 
 void LookAtCluster(RedisModuleCtx* ctx, FineInstant now) {
+  migrates = false;
   const Instant moment = ToInstant(now);
   // A look in the future was taken before the wall clock was set back.
   if (moment < NextLookAtCluster() && looked_at <= moment) return;
@@ -198,7 +202,7 @@ void LookAtCluster(RedisModuleCtx* ctx, FineInstant now) {
 
 bool MovesAway(std::string_view key) {
   if (!in_cluster) return false;
-  return migrates || !known.ours[SlotOf(key)];
+  return migrates || known.gone[SlotOf(key)];
 }
 
 bool ExportsSlots() { return exports > 0; }

@@ -39,10 +39,11 @@ void CatchUpWithSlots(RedisModuleCtx* ctx, std::string_view key, FineInstant now
 // When the next look is due; kMaxInstant outside clusters. Then the token clock follows the slots,
 // and those who wait for what is gone are told.
 Instant NextLookAtCluster();
-// Looks if it is due.
+// Looks if it is due. To be called in every pass of the event loop.
 void LookAtCluster(RedisModuleCtx* ctx, FineInstant now);
 
-// Whether a lock that the server is removing goes to another node, or has gone there already.
+// Whether a lock that the server is removing, though it is held, goes to another node or has gone
+// there already. Where that is not known it is taken for lost.
 bool MovesAway(std::string_view key);
 
 // Whether Valkey is moving slots away in one step. It gives up if meanwhile something is replicated

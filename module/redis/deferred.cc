@@ -136,6 +136,13 @@ void OnSwap(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t /*moment*/
   }
 }
 
+// A replica has loaded a copy of its primary's data beside its own (swapdb), and now takes it. 7.0
+// does not tell rightly into which databases.
+void OnAsyncLoad(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, void* /*data*/) {
+  if (moment != REDISMODULE_SUBEVENT_REPL_ASYNC_LOAD_COMPLETED) return;
+  for (int db = 0; RedisModule_SelectDb(ctx, db) == REDISMODULE_OK; ++db) LocksMayBeIn(db);
+}
+
 void OnRoleChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t role,
                   void* /*data*/) {
   if (role != REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA) {
@@ -185,7 +192,9 @@ class MoveRepair {
 
 int OnKeyEvent(RedisModuleCtx* ctx, int type, const char* event, RedisModuleString* name) {
   const MoveRepair repair(ctx, event);
-  if (type == REDISMODULE_NOTIFY_EVICTED) Events().Evicted(ToView(name));
+  if (type == REDISMODULE_NOTIFY_EVICTED) {
+    Events().Evicted({RedisModule_GetSelectedDb(ctx), ToView(name)});
+  }
   if (Waiters& waiters = TheWaiters(); !waiters.empty()) waiters.KeyChanged(ctx, name);
   const bool decides = SourceOf(ctx) == Source::kCaller;
   if (!(decides ? MayTamper(event) : event == kMovedTo)) return REDISMODULE_OK;
@@ -210,6 +219,8 @@ bool SubscribeToEvents(RedisModuleCtx* ctx) {
          RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_FlushDB, OnFlush) ==
              REDISMODULE_OK &&
          RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_SwapDB, OnSwap) ==
+             REDISMODULE_OK &&
+         RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_ReplAsyncLoad, OnAsyncLoad) ==
              REDISMODULE_OK &&
          RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_ClientChange, OnClientChange) ==
              REDISMODULE_OK &&

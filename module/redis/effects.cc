@@ -144,15 +144,20 @@ void ReplyHolder(RedisModuleCtx* ctx, LockName lock, const Hold& hold, Instant n
                      hold.linger);
 }
 
+// How long a plain lock lasts, if there is one and it ends.
+void FieldOfPlainEnd(RedisModuleCtx* ctx, const PlainLock* plain, Instant now) {
+  if (plain == nullptr || plain->end == kMaxInstant) {
+    NullField(ctx, "lease-left-ms");
+  } else {
+    Field(ctx, "lease-left-ms", (plain->end - now).count());
+  }
+}
+
 void ReplyPlainHolder(RedisModuleCtx* ctx, const PlainLock& plain, Instant now) {
   RedisModule_ReplyWithMap(ctx, kHolderFields);
   Field(ctx, "owner", plain.value);
   NullField(ctx, "token");
-  if (plain.end == kMaxInstant) {
-    NullField(ctx, "lease-left-ms");
-  } else {
-    Field(ctx, "lease-left-ms", (plain.end - now).count());
-  }
+  FieldOfPlainEnd(ctx, &plain, now);
   NullField(ctx, "held-ms");
   CommonHolderFields(ctx, /*count=*/1, /*session=*/false, Millis{0});
 }
@@ -222,13 +227,14 @@ bool ReplySummary(RedisModuleCtx* ctx, const User& caller, RedisModuleString* na
     Field(ctx, "held-ms", std::max(now - hold->since, Millis{0}).count());
     Field(ctx, "lease-left-ms", (hold->end - now).count());
   } else {
-    const bool has_owner = plain != nullptr && plain->value.size() <= kMaxOwnerBytes;
-    has_owner ? Field(ctx, "owner", plain->value) : NullField(ctx, "owner");
+    if (plain != nullptr && plain->value.size() <= kMaxOwnerBytes) {
+      Field(ctx, "owner", plain->value);
+    } else {
+      NullField(ctx, "owner");
+    }
     NullField(ctx, "token");
     NullField(ctx, "held-ms");
-    const bool ends = plain != nullptr && plain->end != kMaxInstant;
-    ends ? Field(ctx, "lease-left-ms", (plain->end - now).count())
-         : NullField(ctx, "lease-left-ms");
+    FieldOfPlainEnd(ctx, plain, now);
   }
   Field(ctx, "linger-left-ms", LingerLeft(place, now).count());
   Field(ctx, "waiting", line == nullptr ? 0 : static_cast<long long>(line->size()));

@@ -114,42 +114,42 @@ void LockEvents::Lost(RedisModuleCtx* ctx, RedisModuleString* key,
 void LockEvents::Removed(LockName name, const Lock& lock) {
   Drain();
   const int flags = ServerFlags();
-  // What is loaded happened long ago, and a lock that moves to another node is not lost.
-  if ((flags & REDISMODULE_CTX_FLAGS_LOADING) != 0) return;
-  if ((flags & REDISMODULE_CTX_FLAGS_SLAVE) == 0 && MovesAway(name.key)) return;
-  removal_.emplace(Removal{.db = name.db, .key = std::string(name.key), .counts = Decides(flags)});
+  if ((flags & REDISMODULE_CTX_FLAGS_LOADING) != 0) return;  // that was long ago
+  const bool moves = (flags & REDISMODULE_CTX_FLAGS_SLAVE) == 0 && MovesAway(name.key);
+  Removal removal{.db = name.db, .key = std::string(name.key), .counts = Decides(flags)};
   const Instant now = ToInstant(WallNow());
   for (const auto& [hold, how] : LostWith(lock, Loss::kForced, now)) {
-    ++(how == Loss::kExpired ? removal_->ended : removal_->live);
-    if (removal_->counts) CountHold(hold, now);
+    if (how != Loss::kExpired && moves) continue;
+    ++(how == Loss::kExpired ? removal.ended : removal.live);
+    if (removal.counts) CountHold(hold, now);
   }
+  if (removal.ended + removal.live > 0) removal_ = std::move(removal);
 }
 
-void LockEvents::Evicted(std::string_view key) {
-  if (removal_.has_value() && removal_->key == key) removal_->how_live = Loss::kEvicted;
+void LockEvents::Evicted(LockName name) {
+  if (removal_.has_value() && removal_->db == name.db && removal_->key == name.key) {
+    removal_->how_live = Loss::kEvicted;
+  }
 }
 
 void LockEvents::Drain() {
   if (!removal_.has_value()) return;
   const Removal removal = *std::exchange(removal_, std::nullopt);
-  const ScopedName name(ctx_, LockName{removal.db, removal.key});
-  for (const auto& [how, count] :
-       {std::pair(removal.how_live, removal.live), std::pair(Loss::kExpired, removal.ended)}) {
-    if (count == 0) continue;
-    PublishLoss(ctx_, name.get(), how);
-    if (!removal.counts) continue;
-    CounterFor(how) += count;
-    if (how == Loss::kEvicted) {
-      Warn(evictions_, count, removal.key,
-           "locks were lost by eviction: give locks a server with maxmemory-policy noeviction");
-    }
+  const Loss how = removal.live > 0 ? removal.how_live : Loss::kExpired;
+  PublishLoss(ctx_, ScopedName(ctx_, LockName{removal.db, removal.key}).get(), how);
+  if (!removal.counts) return;
+  CounterFor(Loss::kExpired) += removal.ended;
+  CounterFor(removal.how_live) += removal.live;
+  if (how == Loss::kEvicted) {
+    Warn(evictions_, removal.live, removal.key,
+         "locks were lost by eviction: give locks a server with maxmemory-policy noeviction");
   }
 }
 
 void LockEvents::Flushing(std::optional<int> db) {
   const int flags = ServerFlags();
   // A replica that takes over a whole copy of the data empties itself first.
-  const int copies = REDISMODULE_CTX_FLAGS_LOADING | REDISMODULE_CTX_FLAGS_REPLICA_IS_TRANSFERRING;
+  const int copies = REDISMODULE_CTX_FLAGS_LOADING | REDISMODULE_CTX_FLAGS_REPLICA_IS_STALE;
   if ((flags & copies) != 0 || CountLocks() == 0) return;
   const bool publish = SomebodyListens();
   const std::vector<int> with_locks = DatabasesWithLocks();
@@ -163,6 +163,15 @@ void LockEvents::Flushing(std::optional<int> db) {
   }
   ForgetLocksIn(db);
   if (Decides(flags)) CounterFor(Loss::kFlushed) += flushed;
+}
+
+size_t LockEvents::CountLocks() {
+  size_t keys = 0;
+  for (const int db : DatabasesWithLocks()) {
+    RedisModule_SelectDb(ctx_, db);
+    keys += RedisModule_DbSize(ctx_);
+  }
+  return std::min(keys, StoredLocks());
 }
 
 // Looks at the keys one by one, because nothing else knows which of them are locks, until all locks
@@ -192,7 +201,7 @@ size_t LockEvents::TellFlushed(int db, bool publish) {
   };
   RedisModule_SelectDb(ctx_, db);
   RedisModuleScanCursor* cursor = RedisModule_ScanCursorCreate();
-  while (search.locks < CountLocks() && RedisModule_Scan(ctx_, cursor, look, &search) != 0) {
+  while (search.locks < StoredLocks() && RedisModule_Scan(ctx_, cursor, look, &search) != 0) {
   }
   RedisModule_ScanCursorDestroy(cursor);
   return search.live;

@@ -38,13 +38,16 @@ class LockEvents {
 
   // The server is removing this lock, and no fact of ours tells it to.
   void Removed(LockName name, const Lock& lock);
-  // What it has just removed was a key of this name, because it needed the memory.
-  void Evicted(std::string_view key);
+  // It has just removed this key because it needed the memory.
+  void Evicted(LockName name);
   // Databases are about to be emptied: one, or all of them.
   void Flushing(std::optional<int> db);
 
   // Tells what has not been told yet.
   void Drain();
+
+  // How many locks there are on this server.
+  size_t CountLocks();
 
  private:
   struct Removal {

@@ -57,7 +57,7 @@ void Info(RedisModuleInfoCtx* info, int for_crash_report) {
   const FineInstant now = WallNow();
 
   RedisModule_InfoAddSection(info, "state");
-  RedisModule_InfoAddFieldULongLong(info, "locks_held", CountLocks());
+  RedisModule_InfoAddFieldULongLong(info, "locks_held", Events().CountLocks());
   RedisModule_InfoAddFieldULongLong(info, "waiters", TheWaiters().size());
   RedisModule_InfoAddFieldULongLong(info, "contended_locks", TheWaiters().lines());
 

@@ -83,13 +83,14 @@ void AofRewrite(RedisModuleIO* io, RedisModuleString* key, void* value) {
   }
 }
 
-// May run on another thread: touches nothing but the value.
+// May run on another thread: touches nothing but the value and an atomic count.
 void Free(void* value) {
   delete static_cast<Lock*>(value);
   --locks;
 }
 
-bool deleting = false;  // a lock that a fact has ended
+// While a fact of ours deletes a key: the callback is not told who does.
+bool deleting = false;
 
 // Whatever removes a lock from its key, but for FLUSHDB, FLUSHALL and SWAPDB, comes through here.
 void Unlink(RedisModuleKeyOptCtx* ctx, const void* value) {
@@ -174,7 +175,7 @@ Lock* LockIn(RedisModuleKey* key) {
   return static_cast<Lock*>(RedisModule_ModuleTypeGetValue(key));
 }
 
-size_t CountLocks() { return locks; }
+size_t StoredLocks() { return locks; }
 
 std::vector<int> DatabasesWithLocks() {
   std::vector<int> found;

@@ -26,8 +26,8 @@ inline constexpr const char* kTypeName = "turnstile";
 // The lock in an open key, or null.
 Lock* LockIn(RedisModuleKey* key);
 
-// How many locks this server stores; also such as the server has not freed yet.
-size_t CountLocks();
+// How many locks there are in memory, also such as are in no key any more and wait to be freed.
+size_t StoredLocks();
 // Where they may be: not in other databases.
 std::vector<int> DatabasesWithLocks();
 void LocksMayBeIn(int db);

@@ -113,7 +113,7 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const AcquireRequest& req
     const bool asks_for_less_room = request.limit < older.request().limit;
     queue_.TakeOver(*parked, older);
     if (asks_for_less_room) {
-      const auto cycle = queue_.FindCycle(*parked, {}, moment);
+      const auto cycle = queue_.FindCycle(*parked, {}, moment, WaitQueue::From::kAnyWait);
       if (!cycle.empty()) {
         ++TheStats().deadlocks;
         ReplyDeadlock(ctx, cycle);

@@ -201,6 +201,8 @@ TEST_F(RuleSetTest, EachMayWhatTheTableSaysAndNothingElse) {
 TEST_F(RuleSetTest, WhatNoneOfThemMay) {
   for (const Command& command : Commands{{"MONITOR"},
                                          {"CONFIG", "SET", "dir", "/"},
+                                         {"CONFIG", "GET", "requirepass"},
+                                         {"CONFIG", "GET", "requirepass"},
                                          {"FLUSHALL"},
                                          {"ACL", "WHOAMI"},
                                          {"DEBUG", "SLEEP", "0"},

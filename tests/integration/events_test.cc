@@ -152,6 +152,16 @@ TEST_F(EventsTest, SeveralHoldersAreToldOnce) {
   EXPECT_EQ(EventsOf({"DEL", "job"}), Texts{"job del"} + kLostForced);
 }
 
+TEST_F(EventsTest, ARemovalIsToldOnceAlsoIfSomeHadEnded) {
+  MustObtain(client_, Acquiring("job", "ended", {"SHARED"}, 5));
+  MustObtain(client_, Acquiring("job", "live", {"SHARED"}));
+  EXPECT_TRUE(Eventually([&] { return HoldersOf(client_, "job").size() == 1; }));
+  Do({"CONFIG", "SET", "turnstile.reset-stats", "yes"});
+  EXPECT_EQ(EventsOf({"DEL", "job"}), Texts{"job del"} + kLostForced);
+  EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_expired"), "1");
+  EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_forced"), "1");
+}
+
 TEST_F(EventsTest, ComesBeforeWhateverFollows) {
   MustAcquire(client_, "job", "alice");
   auto log = NewLog();
@@ -430,6 +440,22 @@ TEST_F(LockEvictionTest, EvictedLocksAreToldCountedAndLogged) {
   EXPECT_NE(text.find(R"(\x0a")"), std::string::npos) << "never the bytes themselves";
 }
 
+// A string of the same name elsewhere is not the lock.
+TEST_F(LockEvictionTest, AnotherDatabasesKeyIsNotMeant) {
+  Client other = server().Connect();
+  EXPECT_EQ(other.Do("SELECT", 1), Reply::Ok());
+  MustAcquire(other, "k", "alice");
+  client_.Do("SET", "k", "a string");
+  client_.Do("CONFIG", "SET", "turnstile.reset-stats", "yes");
+  RawConnection raw = server().ConnectRaw();
+  DoAtOnce(raw, {{"SELECT", "1"},
+                 {"DEL", "k"},
+                 {"CONFIG", "SET", "maxmemory-policy", "allkeys-random", "maxmemory", "1"}});
+  EXPECT_TRUE(Eventually([&] { return client_.Do("DBSIZE") == Reply::Int(0); }));
+  EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_forced"), "1");
+  EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_evicted"), "0");
+}
+
 // --- Replicas ---------------------------------------------------------------------------------
 
 class ReplicaEventsTest : public ::testing::Test {
@@ -509,6 +535,29 @@ TEST_F(ReplicaEventsTest, NotByASynchronisation) {
   EXPECT_EQ(pair_.replica().Do("LOCK.INFO", "job").Field("mode"), Reply::Str("exclusive"));
 }
 
+// Whatever way the copy takes, and whatever databases have locks.
+TEST(SwapdbEventsTest, FlushesAreToldInEveryDatabase) {
+  Pair pair({"--repl-diskless-load", "swapdb", "--repl-diskless-sync", "yes"});
+  for (Client* client : {&pair.primary(), &pair.replica()}) {
+    EXPECT_EQ(client->Do("CONFIG", "SET", "notify-keyspace-events", "Kd"), Reply::Ok());
+  }
+  Client third = pair.primary_server().Connect();
+  EXPECT_EQ(third.Do("SELECT", 3), Reply::Ok());
+  MustAcquire(third, "job", "alice");
+  pair.AwaitReplica();
+  EventLog zero(pair.replica_server());
+  EventLog three(pair.replica_server(), 3);
+  pair.Cut();
+  EXPECT_EQ(pair.primary().Do("DEBUG", "CHANGE-REPL-ID"), Reply::Ok());
+  pair.Rejoin();
+  pair.AwaitReplica();
+  EXPECT_EQ(three.Until(pair.replica()), Texts{}) << "a copy loses nothing";
+  EXPECT_EQ(third.Do("FLUSHDB"), Reply::Ok());
+  pair.AwaitReplica();
+  EXPECT_EQ(three.Until(pair.replica()), (Texts{"job lock.lost", "job lock.lost.flushed"}));
+  EXPECT_EQ(zero.Until(pair.replica()), Texts{});
+}
+
 // A replica counts nothing: it only hears of what its primary did.
 TEST_F(ReplicaEventsTest, CountsNothing) {
   EventsOf({{"LOCK.ACQUIRE", "job", "alice", "PX", "60000"},
@@ -551,6 +600,53 @@ TEST(ClusterEventsTest, ALockThatMovesIsNotLost) {
   MustAcquire(cluster.client(0), stays, "alice");
   EXPECT_EQ(cluster.client(0).Do("DEL", stays), Reply::Int(1));
   EXPECT_EQ(log.Until(cluster.client(0)).back(), stays + " lock.lost.forced");
+}
+
+class ClusterLossTest : public ::testing::Test {
+ protected:
+  std::string Lost() {
+    return InfoField(cluster_.client(0), "turnstile", "turnstile_forced") + " forced, " +
+           InfoField(cluster_.client(0), "turnstile", "turnstile_expired") + " expired";
+  }
+  Cluster cluster_{{.primaries = 2, .args = {"--notify-keyspace-events", "Kd"}}};
+  const std::string key_ = cluster_.KeyOn(0);
+};
+
+// A MIGRATE that was refused, or is long over, hides nothing.
+TEST_F(ClusterLossTest, AfterAMigrateThatDidNothing) {
+  Client& client = cluster_.client(0);
+  EventLog log(cluster_.server(0));
+  MustAcquire(client, key_, "alice", 20);
+  EXPECT_TRUE(client.Do("MIGRATE", "x").IsError());
+  EXPECT_EQ(log.Until(client, 3),
+            (Texts{key_ + " lock.acquired", key_ + " lock.lost", key_ + " lock.lost.expired"}));
+  MustAcquire(client, key_, "alice");
+  EXPECT_TRUE(client.Do("MIGRATE", "x").IsError());
+  EXPECT_EQ(client.Do("DEL", key_), Reply::Int(1));
+  EXPECT_EQ(Lost(), "1 forced, 1 expired");
+}
+
+TEST_F(ClusterLossTest, OnANodeThatASlotIsOnItsWayTo) {
+  const std::string key = cluster_.KeyOn(1);
+  const SlotMove move(cluster_, cluster_.SlotOf(key), 1, 0);
+  move.Begin();
+  Client& client = cluster_.client(0);
+  EXPECT_EQ(client.Do("ASKING"), Reply::Ok());
+  MustAcquire(client, key, "alice");
+  EXPECT_EQ(client.Do("ASKING"), Reply::Ok());
+  EXPECT_EQ(client.Do("DEL", key), Reply::Int(1));
+  EXPECT_EQ(Lost(), "1 forced, 0 expired");
+  move.End();
+}
+
+TEST(ClusterLossElsewhereTest, WhereClusterIsRenamed) {
+  Server server({.args = {"--cluster-enabled", "yes", "--rename-command", "CLUSTER", "XC"}});
+  Client client = server.Connect();
+  EXPECT_EQ(client.Do("XC", "ADDSLOTSRANGE", 0, 16383), Reply::Ok());
+  EXPECT_TRUE(Eventually([&] { return !client.Do("EXISTS", "job").IsError(); }, kClusterPatience));
+  MustAcquire(client, "job", "alice");
+  EXPECT_EQ(client.Do("DEL", "job"), Reply::Int(1));
+  EXPECT_EQ(InfoField(client, "turnstile", "turnstile_forced"), "1");
 }
 
 }  // namespace

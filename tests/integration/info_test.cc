@@ -155,6 +155,7 @@ TEST_F(InfoTest, DeadlocksAndTheWaitLimit) {
   EXPECT_TRUE(Do(AcquireWaiting("a", "carol")).IsError("WAITLIMIT"));
   EXPECT_EQ(Figure("wait_limited"), "1");
   EXPECT_EQ(Figure("waited"), "1");
+  EXPECT_EQ(Figure("contention_percent"), "60.00") << "3 of 5";
   EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.max-waiters", "5000"}), Reply::Ok());
 }
 
@@ -200,6 +201,20 @@ TEST_F(InfoTest, FlushedInOneOfTwoDatabases) {
   EXPECT_TRUE(Eventually([&] { return Figure("locks_held") == "3"; }));
   Do({"FLUSHALL"});
   EXPECT_EQ(Figure("forced"), "4");
+}
+
+// What waits to be freed is not flushed a second time.
+TEST_F(InfoTest, FlushedTwiceInARow) {
+  RawConnection raw = server().ConnectRaw();
+  Commands commands;
+  for (int i = 0; i < 20000; i++) {
+    commands.push_back({"LOCK.ACQUIRE", "job:" + std::to_string(i), "alice", "PX", "60000"});
+  }
+  DoAtOnce(raw, commands);
+  DoAtOnce(raw, {{"FLUSHALL", "ASYNC"},
+                 {"LOCK.ACQUIRE", "job", "alice", "PX", "60000"},
+                 {"FLUSHALL", "ASYNC"}});
+  EXPECT_EQ(Figure("forced"), "20001");
 }
 
 TEST_F(InfoTest, Expired) {

@@ -872,7 +872,8 @@ TEST(ListRequest, Refuses) {
         error({"COUNT", count}),
         "ERR COUNT must be a whole number from 1 to 100000 in plain digits, not " + Quoted(count));
   }
-  for (const std::string_view cursor : {""sv, "-1"sv, "x"sv, "1 "sv, "184467440737095516150"sv}) {
+  for (const std::string_view cursor :
+       {""sv, "-1"sv, "x"sv, "1 "sv, "00"sv, "184467440737095516150"sv}) {
     EXPECT_EQ(
         error({"CURSOR", cursor}),
         "ERR CURSOR must be 0 or the number that the last call answered, not " + Quoted(cursor));

@@ -93,6 +93,9 @@ TEST(Contention, IsTheShareThatMetOthers) {
   stats.handed_over = 2;  // of those who waited
   stats.asked_again = 1000;
   EXPECT_DOUBLE_EQ(stats.Contention(), 0.05);
+  stats.deadlocks = 2;
+  stats.wait_limited = 3;
+  EXPECT_DOUBLE_EQ(stats.Contention(), 10.0 / 105);
   stats.acquired_at_once = 0;
   EXPECT_EQ(stats.Contention(), 1);
 }

@@ -1081,6 +1081,20 @@ TEST_F(WaitQueueTest, HolderThatNobodyKnows) {
   EXPECT_EQ(CycleOf("cid", kB, ""), Texts{});
 }
 
+// Whoever takes over a place and asks for less room keeps those behind waiting who were not kept
+// before: a cycle then begins at another wait of its owner.
+TEST_F(WaitQueueTest, CycleThatATakeOverWithLessRoomCloses) {
+  EnterHeld("ann", kB, "bob");                 // ann waits for bob,
+  Waiter& roomy = Enter("ann", kA, Limit(2));  // and stands in another line,
+  Enter("bob", kA, Limit(2));                  // where bob fits beside her
+  AddHolder(kA, Mode::kShared, "reader");      // as soon as somebody else is gone
+  EXPECT_EQ(queue_.FindCycle(roomy, {}, kNow, WaitQueue::From::kAnyWait).size(), 0U);
+  Waiter& narrow = NewCall(Limit(1));
+  queue_.TakeOver(narrow, roomy);
+  EXPECT_EQ(queue_.FindCycle(narrow, {}, kNow).size(), 0U);
+  EXPECT_EQ(queue_.FindCycle(narrow, {}, kNow, WaitQueue::From::kAnyWait).size(), 2U);
+}
+
 TEST_F(WaitQueueTest, AfterATakeOverTheNewCallCounts) {
   Waiter& older = EnterHeld("ann", kA, "bob");
   Enter("cid", kA);

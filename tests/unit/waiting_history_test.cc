@@ -204,7 +204,9 @@ class Model {
         to.ask.keys = from.ask.keys;
       };
       exchange(older, wait);
-      if (ask.limit < older.ask.limit) fewest_steps = FewestSteps(wait, {olders[0]}, now);
+      if (ask.limit < older.ask.limit) {
+        fewest_steps = FewestSteps(wait, {olders[0]}, now, /*any_wait=*/true);
+      }
       if (ask.limit < older.ask.limit && fewest_steps > 0) {
         exchange(wait, older);
         waits.erase(ask.call);
@@ -375,7 +377,8 @@ class Model {
 
   // --- Deadlocks
 
-  int fewest_steps = 0;  // of the last wait that began
+  int fewest_steps = 0;        // of the last wait that began
+  bool from_any_wait = false;  // where those steps may begin
 
   // Whoever waits for a lock at some place in its line, and what is in its way there.
   struct Stand {
@@ -609,14 +612,18 @@ class Model {
     }
   }
 
-  // How many steps lead from this wait back to its owner, at least; zero if none do.
-  int FewestSteps(const ModelWait& wait, const std::vector<int>& ignored, int64_t now) {
+  // How many steps lead from this wait, or from any of its owner, back to the owner, at least; zero
+  // if none do.
+  int FewestSteps(const ModelWait& wait, const std::vector<int>& ignored, int64_t now,
+                  bool any_wait = false) {
+    from_any_wait = any_wait;
     MakeStands(ignored, now);
     const Owners stuck = FindStuck(wait.ask.owner);
     Owners reached;
     for (Stand& stand : stands) {
       stand.blockers &= stuck;
-      if (stand.stuck && stand.call == wait.ask.call) reached |= stand.blockers;
+      const bool first = any_wait ? stand.owner == wait.ask.owner : stand.call == wait.ask.call;
+      if (stand.stuck && first) reached |= stand.blockers;
     }
     for (int steps = 1;; ++steps) {
       if (reached.test(Index(wait.ask.owner))) return steps;
@@ -739,7 +746,7 @@ class Edge {
       queue.TakeOver(*waiter, *olders[0]);
       EXPECT_FALSE(older.in_line());
       if (ask.limit < older.asked.limit) {
-        for (const auto& step : queue.FindCycle(*waiter, {}, now)) {
+        for (const auto& step : queue.FindCycle(*waiter, {}, now, WaitQueue::From::kAnyWait)) {
           cycle.push_back({NumberOf(step.owner), KeyOf(step.lock)});
         }
         if (!cycle.empty()) {
@@ -1646,7 +1653,7 @@ class History {
       const auto stand = std::find_if(
           model_.stands.begin(), model_.stands.end(), [&](const Model::Stand& candidate) {
             return candidate.owner == step.owner && candidate.key == step.key &&
-                   (i > 0 || candidate.call == ask.call);
+                   (i > 0 || model_.from_any_wait || candidate.call == ask.call);
           });
       ASSERT_NE(stand, model_.stands.end()) << "step " << i << " does not wait";
       EXPECT_TRUE(stand->stuck && stand->blockers.test(Index(next)))

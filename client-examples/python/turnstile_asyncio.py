@@ -1,0 +1,228 @@
+"""The client of turnstile.py for asyncio: the same names, with await. Copy both files.
+
+    lock = Lock(redis.asyncio.Redis(), "table:12", lease=10.0, wait=5.0)
+    async with lock as hold:                              # or NotAcquired
+        await hold.run("SET", "table:12:guest", "alice")  # written only while we hold it, or Fenced
+        await long_work(token=hold.token)                 # cancelled when the lock is lost
+
+A task renews the lease at every third of it. When the hold is lost, the block is cancelled where it
+awaits, and `async with` raises Lost. A cancellation that comes from elsewhere stays one. Needs
+Python 3.11, for Task.uncancel().
+"""
+
+import asyncio
+import secrets
+import time
+
+import redis
+
+from turnstile import ANSWERED, NO_ANSWER, NOT_OURS, PAUSE, HoldState, LockTerms, explained
+from turnstile import Deadlock, Fenced, LockError, Lost, Moved, NotAcquired, NotPrimary
+from turnstile import Superseded, WaitLimit
+
+__all__ = ["Lock", "Hold", "LockError", "NotAcquired", "Lost", "Fenced", "Deadlock", "Superseded"]
+__all__ += ["WaitLimit", "NotPrimary", "Moved"]
+
+
+class Lock(LockTerms):
+    """A lock's name and the terms to hold it. May be used many times and by many tasks."""
+
+    async def acquire(self, wait=None):
+        """A Hold, which renews itself; or an error, and then nothing is held."""
+        deadline = time.monotonic() + (self.wait if wait is None else wait)
+        owner = self.owner or secrets.token_hex(16)
+        link = Link(self.connection())
+        unsure = False  # whether a request was sent whose answer we do not know
+        while True:
+            try:
+                if unsure:
+                    await asyncio.sleep(PAUSE)
+                return await self._ask(link, owner, deadline)
+            except BaseException as error:  # a cancellation too
+                unsure = unsure or not isinstance(error, ANSWERED)
+                # Perhaps it was granted. The same owner may ask again: it gets the same token.
+                if self.may_retry(error, deadline):
+                    continue
+                try:
+                    if unsure and not self.owner:
+                        await self._leave_nothing(link, owner)
+                finally:
+                    await link.close()
+                raise
+
+    async def _ask(self, link, owner, deadline):
+        start = time.monotonic()
+        wait = max(0.0, deadline - start)
+        # The server does the waiting, and we have to be more patient than it is.
+        token = await link.ask(wait + self.reply_timeout, self.acquire_command(owner, wait))
+        if token is None:
+            raise NotAcquired(f"{self.key!r} is taken")
+        if time.monotonic() >= start + self.lease / 3:
+            # It waited in line, and only the server knows when the lease began: let it begin anew.
+            start = time.monotonic()
+            touched = await link.ask(self.reply_timeout, self.touch_command(owner, self.lease))
+            if touched < self.keys:
+                await link.ask(self.reply_timeout, self.release_command(owner))
+                raise NotAcquired(f"{self.key!r} was granted, and lost at once")
+        return Hold(self, owner, token, start, link)
+
+    async def _leave_nothing(self, link, owner):
+        """Gives back what may have been granted without our knowing, if the server can be reached.
+
+        Not with an owner of the caller's: that could be an older hold. There the lease ends it.
+        """
+        try:
+            await link.ask(self.reply_timeout, self.release_command(owner))
+        except (redis.RedisError, LockError):
+            pass
+
+    async def try_acquire(self):
+        """A Hold, or None if it cannot be had at once."""
+        try:
+            return await self.acquire(wait=0)
+        except NotAcquired:
+            return None
+
+    async def __aenter__(self):
+        hold = await self.acquire()
+        return await self.push(asyncio.current_task(), hold).__aenter__()
+
+    async def __aexit__(self, *error):
+        return await self.pop(asyncio.current_task()).__aexit__(*error)
+
+
+class Hold(HoldState):
+    """A lock that is held. Give `token` to whatever you write to.
+
+    Without an `async with` block nothing is cancelled: then work until `lost` is set.
+    """
+
+    def __init__(self, lock, owner, token, start, link):
+        super().__init__(lock, owner, token, start, asyncio.Event())
+        self._link = link
+        self._busy = asyncio.Lock()  # one question at a time
+        self._wake = asyncio.Event()
+        self._body = None  # the task in our `async with` block
+        self._cut_off = False  # whether we have cancelled it
+        self._keeper = asyncio.create_task(self._keep(), name="turnstile")
+
+    async def run(self, *command):
+        """Runs the command if and only if we still hold the lock, in one step of the server."""
+        try:
+            return await self._terms.client.execute_command(*self._fence_command(command))
+        except redis.ResponseError as error:
+            raise self._fence_error(error) from None
+
+    async def touch(self, lease=None):
+        """Lets the lease begin anew; a lease given here is that of later renewals too."""
+        async with self._busy:
+            self.check()
+            lease = lease or self.lease
+            start = time.monotonic()
+            self._lease_may_start(start, lease)
+            try:
+                command = self._terms.touch_command(self.owner, lease)
+                self._touched(await self._link.ask(self._patience(), command), lease, start)
+            finally:
+                self._wake.set()
+
+    def _lose(self, why):
+        super()._lose(why)
+        self._wake.set()
+
+    async def _keep(self):
+        """The task: renews when it is due, and stops the work when the hold is over."""
+        while not self._over():
+            try:
+                async with asyncio.timeout(self._time_to_next_step()):
+                    await self._wake.wait()
+                self._wake.clear()
+            except TimeoutError:
+                if time.monotonic() >= self._due and not self._over():
+                    try:
+                        await self.touch()
+                    except Exception as error:  # whatever it is, the work must be told in the end
+                        self._touch_failed(error)
+        self._lose(self._over())
+        if self._body:
+            # Counted here and not at the beginning, because redis-py 4.3 leaves counts behind.
+            self._others = self._body.cancelling()
+            self._cut_off = self._body.cancel()
+
+    async def release(self):
+        """Gives the lock up and stops the renewal. False: it had been lost before.
+
+        If the server cannot be reached: redis-py's error. The lease will end the hold.
+        """
+        try:
+            async with self._busy:  # so that no renewal is cut off in the middle
+                self._keeper.cancel()
+                await asyncio.wait([self._keeper])
+                if self._released is None:
+                    self._released = await self._give_up()
+        finally:
+            self._keeper.cancel()  # also if we are cancelled here, or it would renew for ever
+            await self._link.close()
+        return self._released
+
+    async def _give_up(self):
+        command, keys = self._terms.release_command(self.owner), self._terms.keys
+        patience = self._terms.reply_timeout
+        try:
+            released = await self._link.ask(patience, command) == keys
+        except NO_ANSWER as error:
+            if self._terms.session or self._over():
+                self._lose(f"its connection was closed: {error}")
+                return False
+            # Again, over a new connection. 0 means that the first try did it: the lease lasts yet.
+            released = await self._link.ask(patience, command) == keys or not self._over()
+        if not released:
+            self._lose(NOT_OURS)
+        return released
+
+    async def __aenter__(self):
+        if self._keeper.done():  # lost before the block began: nobody would cancel it
+            await self.release()
+            raise Lost(f"{self.key!r}: {self._why}")
+        self._body = asyncio.current_task()
+        return self
+
+    async def __aexit__(self, kind, error, trace):
+        body, self._body = self._body, None
+        # If somebody else has cancelled it after us, it is not for us to turn that into Lost.
+        ours = self._cut_off and body.uncancel() <= self._others
+        cut_off = ours and kind in (asyncio.CancelledError, None)
+        try:
+            released = await self.release()
+        except (redis.RedisError, LockError):
+            if error is None:
+                raise
+            released = False
+        if cut_off or (not released and error is None):
+            raise Lost(f"{self.key!r}: {self._why}") from error
+
+
+class Link:
+    """A connection, with a time-out for each question."""
+
+    def __init__(self, connection):
+        self._connection = connection
+        connection.socket_timeout = connection.socket_connect_timeout = None  # see ask()
+
+    async def ask(self, timeout, command):
+        """The answer. Connects if need be; after an error the next question does."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._connection.send_command(*command)
+                return await self._connection.read_response()
+        except redis.ResponseError as error:
+            raise explained(error) from None
+        except TimeoutError:
+            await self.close()
+            raise redis.TimeoutError(f"no answer in {timeout:.3f} s") from None
+        except BaseException:
+            await self.close()  # or a late answer would be taken for that of the next question
+            raise
+
+    async def close(self):
+        await self._connection.disconnect()

@@ -1,0 +1,465 @@
+// Package turnstile is a small client for the locks of the Turnstile module, over redigo. One file, to copy.
+//
+//	lock := turnstile.New(pool, "table:12", turnstile.Options{Lease: 10 * time.Second, Wait: 5 * time.Second})
+//	err := lock.With(ctx, func(ctx context.Context, h *turnstile.Hold) error {
+//		_, err := h.Run("SET", "table:12:guest", "alice") // written only while this hold has the lock
+//		return err
+//	})
+//
+// While the work runs, the lease is renewed at each third of it. When the hold is lost, ctx is cancelled
+// and h.Err says why. Hand h.Token to every store outside that can refuse a token lower than one it has seen.
+//
+// Dial the pool's connections with time-outs (redis.DialConnectTimeout, DialReadTimeout), and set
+// DialContext rather than Dial, so that connecting can be cancelled too.
+package turnstile
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gomodule/redigo/redis"
+)
+
+// To be matched with errors.Is. Whatever else comes is redigo's own: a redis.Error is a reply of the server,
+// all others are trouble with the connection.
+var (
+	ErrNotAcquired = errors.New("turnstile: others hold the lock")
+	ErrLost        = errors.New("turnstile: the hold is lost")
+	ErrMaxHold     = errors.New("turnstile: held for the maximum time")
+	ErrFenced      = errors.New("turnstile: the token does not hold the lock, nothing was written")
+	ErrDeadlock    = errors.New("turnstile: waiting would close a cycle")
+	ErrSuperseded  = errors.New("turnstile: the wait was ended from outside") // or the server was demoted
+	ErrWaitLimit   = errors.New("turnstile: too many wait on this server")
+	ErrNotPrimary  = errors.New("turnstile: this server is a replica")
+	ErrMoved       = errors.New("turnstile: the cluster keeps this lock elsewhere") // look it up and ask again
+)
+
+var errorOf = map[string]error{
+	"FENCED":      ErrFenced,
+	"DEADLOCK":    ErrDeadlock,
+	"UNBLOCKED":   ErrSuperseded,
+	"WAITLIMIT":   ErrWaitLimit,
+	"READONLY":    ErrNotPrimary,
+	"MOVED":       ErrMoved,
+	"ASK":         ErrMoved,
+	"TRYAGAIN":    ErrMoved,
+	"CLUSTERDOWN": ErrMoved,
+}
+
+// Options of a lock.
+type Options struct {
+	Lease   time.Duration // how long the lock outlives a holder that died; 10 s if not set
+	Wait    time.Duration // how long to stand in line; 0: one try
+	MaxHold time.Duration // renew no longer than this and tell the work; 0: as long as the work takes
+	Timeout time.Duration // how long the server may be slow or away, on top of Wait; 2 s if not set
+	Owner   string        // a new random one for each hold if not set, see New
+
+	Shared  bool          // together with other shared holders
+	Limit   int           // up to so many holders
+	Session bool          // the hold also ends when this process, and so its connection, does
+	Linger  time.Duration // after a crash the lock stays closed for so much longer
+	Also    []string      // these locks too, all or none, under one token
+}
+
+// Lock names a lock and how to take it. Any number of goroutines may share one.
+type Lock struct {
+	pool *redis.Pool
+	key  string
+	o    Options
+}
+
+// New makes a Lock and talks to nobody yet.
+//
+// The server sees a deadlock only if it knows who waits for whom. So a worker that takes one lock while it
+// holds another gives both the same Options.Owner: a random string of its own, never shared with another
+// goroutine, because for the server the same owner is the same holder.
+func New(pool *redis.Pool, key string, o Options) *Lock {
+	if o.Lease == 0 {
+		o.Lease = 10 * time.Second
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 2 * time.Second
+	}
+	return &Lock{pool, key, o}
+}
+
+// With takes the lock, does the work and gives the lock up, also when the work fails or panics. The work's
+// ctx is cancelled when the hold is lost. The work's own error comes first; but if all it says is that ctx
+// was cancelled because of the hold, With says what happened to the hold.
+func (l *Lock) With(ctx context.Context, work func(context.Context, *Hold) error) (err error) {
+	h, err := l.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		why := h.Err()
+		released := h.Release()
+		if err == nil {
+			err = released
+		} else if why != nil && errors.Is(err, context.Canceled) && ctx.Err() == nil {
+			err = why
+		}
+	}()
+	return work(h.Context(ctx), h)
+}
+
+// Acquire takes the lock, or stands in line for it for Options.Wait. ctx is for the acquiring only.
+func (l *Lock) Acquire(ctx context.Context) (*Hold, error) { return l.acquire(ctx, l.o.Wait) }
+
+// TryAcquire takes the lock if that is possible at once.
+func (l *Lock) TryAcquire(ctx context.Context) (*Hold, error) { return l.acquire(ctx, 0) }
+
+func (l *Lock) acquire(caller context.Context, wait time.Duration) (*Hold, error) {
+	// As long as the owner is the same, asking twice is safe: the server answers with the same token. So
+	// after a lost reply or a reconnect we simply ask again.
+	owner := l.o.Owner
+	if owner == "" {
+		owner = newOwner()
+	}
+	waitEnd := time.Now().Add(wait)
+	ctx, cancel := context.WithDeadline(caller, waitEnd.Add(l.o.Timeout)) // longer than the wait
+	defer cancel()
+	n := line{lock: l, own: wait > 0 || l.o.Session}
+	unsure := false // whether the server may have granted a hold that we do not know of
+	for {
+		sent := time.Now()
+		token, err := redis.Int64(n.ask(ctx, owner, time.Until(waitEnd)))
+		switch {
+		case err == redis.ErrNil:
+			n.close()
+			return nil, ErrNotAcquired
+		case err == nil && ctx.Err() == nil && time.Since(sent) < l.o.Lease/3:
+			return l.newHold(&n, owner, token, sent), nil
+		case err == nil && ctx.Err() == nil:
+			// We stood in line, so the lease began somewhere in the time that the call took. Asking once
+			// more, without waiting, starts it anew: then we know a moment that it cannot have begun before.
+			unsure, waitEnd = true, sent
+			continue
+		case !isReply(err):
+			unsure = true
+			if pause(ctx, retryPause) {
+				continue
+			}
+		}
+		n.close()   // whoever waits leaves the line when the connection closes
+		if unsure { // and if this fails too, the lease ends what we may hold
+			l.call(l.o.Timeout, "LOCK.RELEASE", l.args(owner)...)
+		}
+		if caller.Err() != nil {
+			return nil, caller.Err()
+		}
+		if err == nil {
+			err = ctx.Err() // granted too late
+		}
+		return nil, translate(err)
+	}
+}
+
+// line is the connection on which a lock is asked for. A call that waits keeps its connection busy, a
+// session ends with its connection, and closing the connection is how to call a wait off. Such calls get a
+// connection of their own, which also leaves the pool to those who renew.
+type line struct {
+	lock *Lock
+	own  bool
+	conn redis.Conn
+}
+
+func (n *line) ask(ctx context.Context, owner string, wait time.Duration) (interface{}, error) {
+	if err := n.connect(ctx); err != nil {
+		return nil, err
+	}
+	if n.own {
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		defer func() { close(stop); <-stopped }()
+		go func() {
+			defer close(stopped)
+			select {
+			case <-ctx.Done():
+				n.conn.Close()
+			case <-stop:
+			}
+		}()
+	}
+	deadline, _ := ctx.Deadline()
+	timeout := time.Until(deadline)
+	if timeout <= 0 { // which redigo would take for no time-out
+		return nil, context.DeadlineExceeded
+	}
+	return redis.DoWithTimeout(n.conn, timeout, "LOCK.ACQUIRE", n.lock.args(owner, n.lock.options(wait)...)...)
+}
+
+func (n *line) connect(ctx context.Context) (err error) {
+	if n.conn != nil && n.conn.Err() == nil {
+		return nil
+	}
+	n.close()
+	pool := n.lock.pool
+	var conn redis.Conn
+	switch {
+	case !n.own:
+		conn, err = pool.GetContext(ctx)
+	case pool.DialContext != nil:
+		conn, err = pool.DialContext(ctx)
+	default:
+		conn, err = pool.Dial()
+	}
+	if err == nil {
+		n.conn = conn
+	}
+	return err
+}
+
+func (n *line) close() {
+	if n.conn != nil {
+		n.conn.Close()
+		n.conn = nil
+	}
+}
+
+func (l *Lock) options(wait time.Duration) []interface{} {
+	options := []interface{}{"PX", l.o.Lease.Milliseconds()}
+	if ms := wait.Milliseconds(); ms > 0 {
+		options = append(options, "WAIT", ms)
+	}
+	if l.o.Shared {
+		options = append(options, "SHARED")
+	}
+	if l.o.Limit > 0 {
+		options = append(options, "LIMIT", l.o.Limit)
+	}
+	if l.o.Session {
+		options = append(options, "SESSION")
+	}
+	if l.o.Linger > 0 {
+		options = append(options, "LINGER", l.o.Linger.Milliseconds())
+	}
+	return options
+}
+
+// args are what all commands of an owner have in common: the key, the owner, options, the other keys.
+func (l *Lock) args(owner string, options ...interface{}) []interface{} {
+	args := append([]interface{}{l.key, owner}, options...)
+	if len(l.o.Also) > 0 {
+		args = append(args, "ALSO", len(l.o.Also))
+		for _, key := range l.o.Also {
+			args = append(args, key)
+		}
+	}
+	return args
+}
+
+// call sends a command that answers at once, on a connection of the pool.
+func (l *Lock) call(timeout time.Duration, command string, args ...interface{}) (interface{}, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	conn, err := l.pool.GetContext(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	reply, err := redis.DoWithTimeout(conn, timeout, command, args...)
+	return reply, translate(err)
+}
+
+// Hold is a lock that was acquired. Its methods may be called from any goroutine.
+type Hold struct {
+	Token int64 // larger than that of every earlier holder
+	Owner string
+
+	lock  *Lock
+	line  *line         // kept open for a session
+	done  chan struct{} // closed when the hold is over, lost or released
+	lease *time.Timer   // fires when the lease may be over
+	max   *time.Timer
+
+	mu       sync.Mutex
+	over     bool
+	released bool
+	err      error
+}
+
+func (l *Lock) newHold(n *line, owner string, token int64, sent time.Time) *Hold {
+	if !l.o.Session {
+		n.close()
+	}
+	h := &Hold{Token: token, Owner: owner, lock: l, line: n, done: make(chan struct{})}
+	h.mu.Lock() // the timers may fire before they are set
+	defer h.mu.Unlock()
+	// By our clock, from before the request: the server cannot have started the lease earlier.
+	h.lease = time.AfterFunc(time.Until(sent.Add(l.o.Lease)), func() {
+		h.finish(fmt.Errorf("%w: could not renew it in time", ErrLost))
+	})
+	if l.o.MaxHold > 0 {
+		h.max = time.AfterFunc(time.Until(sent.Add(l.o.MaxHold)), func() { h.finish(ErrMaxHold) })
+	}
+	go h.renew(sent)
+	return h
+}
+
+// renew touches the lock at each third of the lease, so that one failure costs nothing. On a failure it
+// goes on trying: the timer of the lease decides when it is too late.
+func (h *Hold) renew(sent time.Time) {
+	timer := time.NewTimer(time.Until(sent.Add(h.lock.o.Lease / 3)))
+	defer timer.Stop()
+	for {
+		select {
+		case <-h.done:
+			return
+		case <-timer.C:
+		}
+		next := time.Now().Add(h.lock.o.Lease / 3)
+		if h.Touch() != nil {
+			next = time.Now().Add(h.lock.o.Lease / 10)
+		}
+		timer.Reset(time.Until(next))
+	}
+}
+
+// Touch starts the lease anew now. The hold does that by itself; call it before a step that must not be cut
+// short. ErrLost if the hold is gone.
+func (h *Hold) Touch() error {
+	if err := h.Err(); err != nil {
+		return err
+	}
+	sent := time.Now()
+	lease := h.lock.o.Lease
+	n, err := redis.Int(h.lock.call(lease/3, "LOCK.TOUCH", h.lock.args(h.Owner, "PX", lease.Milliseconds())...))
+	if err != nil {
+		return err // nothing is known yet
+	}
+	if n != 1+len(h.lock.o.Also) {
+		h.finish(fmt.Errorf("%w: the server no longer knows it", ErrLost))
+		return ErrLost
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.over {
+		h.lease.Reset(time.Until(sent.Add(lease)))
+	}
+	return h.err
+}
+
+// Run runs a command if and only if this hold still has the lock, in one step of the server. Else ErrFenced.
+func (h *Hold) Run(command string, args ...interface{}) (interface{}, error) {
+	fence := append([]interface{}{h.lock.key, h.Token, "THEN", command}, args...)
+	reply, err := h.lock.call(h.lock.o.Timeout, "LOCK.FENCE", fence...)
+	if errors.Is(err, ErrFenced) {
+		h.finish(fmt.Errorf("%w: %v", ErrLost, err))
+	}
+	return reply, err
+}
+
+// Release gives the lock up. ErrLost if it was not ours to the end: then the work may have had company.
+// After the first call it does nothing.
+func (h *Hold) Release() error {
+	h.mu.Lock()
+	again := h.released
+	h.released = true
+	h.mu.Unlock()
+	if again {
+		return nil
+	}
+	h.finish(nil)
+	defer h.line.close()
+	n, trouble := h.release()
+	if trouble != nil {
+		// Perhaps only the reply was lost. Then 0 is no surprise now, but it proves nothing either.
+		n, _ = h.release()
+	}
+	done := n == 1+len(h.lock.o.Also)
+	switch err := h.Err(); {
+	case errors.Is(err, ErrLost):
+		return err
+	case !done && trouble != nil:
+		return fmt.Errorf("turnstile: not known to be released: %w", trouble)
+	case !done:
+		return ErrLost
+	}
+	return nil
+}
+
+func (h *Hold) release() (int, error) {
+	return redis.Int(h.lock.call(h.lock.o.Timeout, "LOCK.RELEASE", h.lock.args(h.Owner)...))
+}
+
+// Done is closed when the hold is over: lost, held for the maximum time, or released.
+func (h *Hold) Done() <-chan struct{} { return h.done }
+
+// Err says why the hold is over: ErrLost, ErrMaxHold, or nil if it is not or was released.
+func (h *Hold) Err() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.err
+}
+
+// Context is cancelled when the hold is over or parent is.
+func (h *Hold) Context(parent context.Context) context.Context {
+	ctx, cancel := context.WithCancel(parent)
+	go func() {
+		defer cancel()
+		select {
+		case <-h.done:
+		case <-ctx.Done():
+		}
+	}()
+	return ctx
+}
+
+func (h *Hold) finish(why error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.over {
+		return
+	}
+	h.over, h.err = true, why
+	h.lease.Stop()
+	if h.max != nil {
+		h.max.Stop()
+	}
+	close(h.done)
+}
+
+const retryPause = 50 * time.Millisecond
+
+// pause returns false if ctx is over first.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+func isReply(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply)
+}
+
+// translate gives the replies that a caller may want to tell apart errors of their own.
+func translate(err error) error {
+	if !isReply(err) {
+		return err
+	}
+	word, _, _ := strings.Cut(err.Error(), " ")
+	if known := errorOf[word]; known != nil {
+		return fmt.Errorf("%w: %s", known, err)
+	}
+	return err
+}
+
+func newOwner() string {
+	var bytes [16]byte
+	if _, err := rand.Read(bytes[:]); err != nil {
+		panic(err) // a system without randomness
+	}
+	return hex.EncodeToString(bytes[:])
+}

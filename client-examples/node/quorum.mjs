@@ -22,7 +22,7 @@
 import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
-import { createClient } from '@redis/client';
+import { createClient } from 'redis';
 
 /** @typedef {ReturnType<typeof createClient>} Server */
 

@@ -1,0 +1,15 @@
+import js from '@eslint/js';
+
+export default [
+  js.configs.recommended,
+  {
+    languageOptions: {
+      globals: Object.fromEntries(
+        ['AbortController', 'AbortSignal', 'console', 'performance', 'process', 'setTimeout', 'clearTimeout', 'Buffer', 'URL'].map(
+          (name) => [name, 'readonly'],
+        ),
+      ),
+    },
+    rules: { eqeqeq: 'error', 'no-var': 'error', 'prefer-const': ['error', { destructuring: 'all' }] },
+  },
+];

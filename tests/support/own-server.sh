@@ -37,7 +37,7 @@ start_server() {
   for attempt in {1..20}; do
     port=$((20000 + RANDOM % 10000))
     "$server" --bind 127.0.0.1 --port "$port" --save '' --dir "$folder" --loadmodule "$module" "$@" \
-      >"$folder/log" 2>&1 &
+      >>"$folder/log" 2>&1 &
     server_pid=$!
     pids+=("$server_pid")
     for ((i = 0; i < 200; ++i)); do

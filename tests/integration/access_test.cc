@@ -21,13 +21,8 @@ class AccessTest : public SharedServerTest<AccessTest> {
   Reply Do(const Command& command) { return client_.Do(command); }
 
   // A connection of a new user who has just these rights.
-  Client ConnectAs(const std::string& user, const std::vector<std::string>& rights) {
-    Command set_user = {"ACL", "SETUSER", user, "reset", "on", ">secret"};
-    set_user.insert(set_user.end(), rights.begin(), rights.end());
-    EXPECT_EQ(Do(set_user), Reply::Ok());
-    Client client = server().Connect();
-    EXPECT_EQ(client.Do("AUTH", user, "secret"), Reply::Ok());
-    return client;
+  Client ConnectAs(const std::string& user, const Command& rights) {
+    return server().ConnectAs(user, rights);
   }
 };
 

@@ -31,12 +31,7 @@ class GuardedWriteTest : public SharedServerTest<GuardedWriteTest> {
   }
 
   Client ConnectAs(const std::vector<std::string>& rights) {
-    Command set_user = {"ACL", "SETUSER", "worker", "reset", "on", ">secret"};
-    set_user.insert(set_user.end(), rights.begin(), rights.end());
-    EXPECT_EQ(client_.Do(set_user), Reply::Ok());
-    Client client = server().Connect();
-    EXPECT_EQ(client.Do("AUTH", "worker", "secret"), Reply::Ok());
-    return client;
+    return server().ConnectAs("worker", rights);
   }
 };
 

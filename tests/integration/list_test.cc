@@ -61,15 +61,6 @@ Keys TopKeys(Client& client, const Command& arguments = {}) {
 class ListTest : public SharedWaitingTest<ListTest> {
  protected:
   Reply Do(const Command& command) { return client_.Do(command); }
-
-  Client ConnectAs(const std::string& user, const Command& rights) {
-    Command set_user = {"ACL", "SETUSER", user, "reset", "on", ">secret"};
-    set_user.insert(set_user.end(), rights.begin(), rights.end());
-    EXPECT_EQ(Do(set_user), Reply::Ok());
-    Client client = server().Connect();
-    EXPECT_EQ(client.Do("AUTH", user, "secret"), Reply::Ok());
-    return client;
-  }
 };
 
 TEST_F(ListTest, NothingToList) {
@@ -270,21 +261,21 @@ TEST_F(ListTest, WithoutWhatTheCallerMayNotRead) {
   Waiter a(server(), "theirs", "w1");
   Waiter b(server(), "theirs", "w2");
   Waiter c(server(), "ours:1", "w3");
-  Client reader = ConnectAs("reader", {"%R~ours:*", "+lock.list", "+lock.top"});
+  Client reader = server().ConnectAs("reader", {"%R~ours:*", "+lock.list", "+lock.top"});
   EXPECT_EQ(Sorted(KeysOf(ListAll(reader))), (Keys{"ours:1", "ours:2"}));
   EXPECT_EQ(TopKeys(reader), Keys{"ours:1"});
   EXPECT_EQ(TopKeys(reader, {"1"}), Keys{"ours:1"}) << "what is left out takes no place";
-  Client writer = ConnectAs("writer", {"%W~ours:*", "+lock.list", "+lock.top"});
+  Client writer = server().ConnectAs("writer", {"%W~ours:*", "+lock.list", "+lock.top"});
   EXPECT_EQ(ListAll(writer), std::vector<Reply>{}) << "the right to write is none to look";
   EXPECT_EQ(TopKeys(writer), Keys{});
-  Client nobody = ConnectAs("nobody", {"~*", "+get"});
+  Client nobody = server().ConnectAs("nobody", {"~*", "+get"});
   EXPECT_TRUE(nobody.Do("LOCK.LIST").IsError("NOPERM"));
   EXPECT_TRUE(nobody.Do("LOCK.TOP").IsError("NOPERM"));
   // SCAN would show all names.
-  Client scanner = ConnectAs("scanner", {"%R~ours:*", "+scan"});
+  Client scanner = server().ConnectAs("scanner", {"%R~ours:*", "+scan"});
   EXPECT_EQ(scanner.Do("SCAN", 0, "TYPE", "turnstile").elements.at(1).elements.size(), 3U);
   // In scripts the rights are the caller's too.
-  Client script = ConnectAs("script", {"%R~ours:*", "+lock.list", "+eval"});
+  Client script = server().ConnectAs("script", {"%R~ours:*", "+lock.list", "+eval"});
   EXPECT_EQ(script.Do("EVAL", "return #redis.call('LOCK.LIST')[2]", 0), Reply::Int(2));
 }
 

@@ -156,6 +156,15 @@ Server::~Server() {
   if (options_.dir.empty() && !dir_.empty()) std::filesystem::remove_all(dir_, ignored);
 }
 
+Client Server::ConnectAs(const std::string& user, const Command& rights) const {
+  Command set_user = {"ACL", "SETUSER", user, "reset", "on", ">secret"};
+  set_user.insert(set_user.end(), rights.begin(), rights.end());
+  EXPECT_EQ(Connect().Do(set_user), Reply::Ok());
+  Client client = Connect();
+  EXPECT_EQ(client.Do("AUTH", user, "secret"), Reply::Ok());
+  return client;
+}
+
 bool Server::running() {
   Reap(/*block=*/false);
   return pid_ > 0;

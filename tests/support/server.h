@@ -80,6 +80,8 @@ class Server {
   std::string CrashReport() const;
 
   Client Connect() const { return Client(port_); }
+  // As a new user who has just these rights.
+  Client ConnectAs(const std::string& user, const Command& rights) const;
   RawConnection ConnectRaw() const { return RawConnection(port_); }
 
   // Ends it as a power cut would.

@@ -120,7 +120,8 @@ struct Address {
   std::string password = {};
 };
 
-// One connection of hiredis, for one thread at a time. Every call ends at its deadline.
+// One connection of hiredis, for one thread at a time. Every call ends at its deadline; only
+// looking up a host by its name, when connecting, takes as long as the system lets it.
 class Connection {
  public:
   Connection(const Address& address, Clock::time_point deadline)
@@ -259,12 +260,13 @@ struct Options {
   int limit = 0;                       // up to so many holders
   bool session = false;                // the hold also ends when this process does
   milliseconds linger{0};              // after a crash the lock stays closed for so much longer
-  std::vector<std::string> also = {};  // these locks too, all or none, under one token
+  std::vector<std::string> also = {};  // these locks too, all or none; but see Hold::Run
 
   // A new random one for each hold if empty. The server sees a deadlock only if it knows who waits
   // for whom: a worker that takes one lock while it holds another gives both the same owner, a
   // random string that no other thread uses, because for the server the same owner is the same
-  // holder.
+  // holder. Therefore a call that gives up after a lost reply releases nothing in the name of such
+  // an owner, as it may be what a newer call got: if the reply was a grant, its lease ends it.
   std::string owner = {};
 };
 
@@ -308,15 +310,16 @@ class Hold {
   std::stop_token stop_token() const { return state_->told.get_token(); }
   bool lost() const { return state_->told.stop_requested(); }
 
-  // Throws Lost or MaxHold if the work should have stopped.
+  // Throws Lost or MaxHold if the work should have stopped, Lost also if the hold was released.
   void Check() const { state_->Check(); }
 
   // Starts the lease anew now. The hold does that by itself; call it before a step that must not be
-  // cut short. Throws Lost if the hold is gone.
+  // cut short. Throws Lost if the hold is gone or was released.
   void Touch() { state_->Touch(Clock::now() + state_->terms.options.lease / 3); }
 
   // Runs a command if and only if this hold still has the lock, in one step of the server; throws
-  // Fenced if not.
+  // Fenced if not. With Options::also it looks at the first lock only, the one that Lock was given:
+  // name the lock that guards what is written first.
   Reply Run(const Command& command) { return state_->Run(command); }
 
   // Gives the lock up. Throws Lost if it was not ours to the end: then the work may have had
@@ -362,7 +365,7 @@ class Hold {
         guard.unlock();
         try {
           Touch(deadline);
-        } catch (const Error&) {  // If it was Lost, we are over.
+        } catch (const std::exception&) {  // If it was Lost, we are over.
           next = Clock::now() + terms.options.lease / 10;
         }
         guard.lock();
@@ -406,32 +409,42 @@ class Hold {
       }
       renewal.request_stop();
       const std::optional<Connection> ends_after_this = std::move(session);
-      const auto send = [this] {
-        return terms.All(terms.client.Call(terms.Request("LOCK.RELEASE", owner),
-                                           Clock::now() + terms.options.timeout));
-      };
       bool done = false;
       std::exception_ptr trouble;
       try {
-        done = send();
+        done = SendRelease();
       } catch (const Error&) {
-        // Perhaps only the reply was lost. Then 0 is no surprise now, but it proves nothing either.
         trouble = std::current_exception();
-        try {
-          done = send();
-        } catch (const Error&) {
-        }
       }
       const std::lock_guard guard(mutex);
       if (const Lost* lost = std::get_if<Lost>(&why)) throw *lost;
-      if (!done && trouble) std::rethrow_exception(trouble);
+      if (trouble) std::rethrow_exception(trouble);
       if (!done) throw Lost("the hold ended before its release");
+    }
+
+    // Whether there was something to release.
+    bool SendRelease() {
+      const auto send = [this] {
+        return terms.client.Call(terms.Request("LOCK.RELEASE", owner),
+                                 Clock::now() + terms.options.timeout);
+      };
+      try {
+        return terms.All(send());
+      } catch (const ConnectionError&) {
+        // Perhaps only the reply was lost, so once more. Then 0 means that the first try did it if
+        // the lease lasts yet; but a session may have ended together with the connection.
+        const Reply reply = send();
+        const std::lock_guard guard(mutex);
+        const bool lasts = !terms.options.session && Clock::now() < valid_until;
+        return terms.All(reply) || (reply.integer == 0 && lasts);
+      }
     }
 
     void Check() const {
       const std::lock_guard guard(mutex);
       if (const Lost* lost = std::get_if<Lost>(&why)) throw *lost;
       if (std::holds_alternative<MaxHold>(why)) throw MaxHold();
+      if (released) throw Lost("the hold was released");
     }
 
     using Reason = std::variant<std::monostate, Lost, MaxHold>;
@@ -507,6 +520,7 @@ class Lock {
   static constexpr milliseconds kRetryPause{50};
 
   Hold Ask(milliseconds wait, const std::stop_token& cancel) const {
+    if (cancel.stop_requested()) throw Cancelled();
     // As long as the owner is the same, asking twice is safe: the server answers with the same
     // token. So after a lost reply or a reconnect we simply ask again.
     const std::string owner = terms_.options.owner.empty() ? NewOwner() : terms_.options.owner;
@@ -520,7 +534,8 @@ class Lock {
         if (!connection) connection = terms_.client.Take(give_up);
         const Reply reply = Stand(*connection, owner, wait_end - sent, give_up, cancel);
         if (reply.kind == Reply::Kind::kNull) {
-          terms_.client.Give(std::move(*connection));
+          // If it was cancelled meanwhile, it was hung up.
+          if (!cancel.stop_requested()) terms_.client.Give(std::move(*connection));
           throw NotAcquired();
         }
         if (cancel.stop_requested() || Clock::now() > give_up) throw ConnectionError("too late");
@@ -537,11 +552,11 @@ class Lock {
         unsure = true;
         wait_end = sent;
       } catch (const ConnectionError&) {
-        connection.reset();  // and whoever waits leaves the line
+        unsure = unsure || connection;  // Without one, nothing was sent.
+        connection.reset();             // Whoever waits leaves the line.
         terms_.client.Forget();
-        unsure = true;
         if (cancel.stop_requested() || Clock::now() + kRetryPause > give_up) {
-          GiveBack(owner);
+          if (unsure) GiveBack(owner);
           if (cancel.stop_requested()) throw Cancelled();
           throw;
         }
@@ -570,8 +585,10 @@ class Lock {
     return connection.Call(terms_.Request("LOCK.ACQUIRE", owner, words), give_up);
   }
 
-  // As good as we can. If it fails, the lease ends what we may hold.
+  // As good as we can. If it fails, the lease ends what we may hold. So it does for an owner that
+  // is not ours alone.
   void GiveBack(const std::string& owner) const {
+    if (!terms_.options.owner.empty()) return;
     try {
       terms_.client.Call(terms_.Request("LOCK.RELEASE", owner),
                          Clock::now() + terms_.options.timeout);

@@ -16,7 +16,10 @@ export interface Options {
   renew?: boolean;
   /** Stop renewing after so many ms, and abort the signal. The lease that is left is for finishing. */
   maxHold?: number;
-  /** How long to go on asking when the connection fails, beyond `wait`, in ms. 2,000 by default. */
+  /**
+   * How long to go on asking when the connection fails, beyond `wait`, and how long run() waits for its
+   * reply, in ms. 2,000 by default.
+   */
   timeout?: number;
   /** Readers together, writers alone. */
   shared?: boolean;
@@ -74,7 +77,11 @@ export interface Hold {
   readonly signal: AbortSignal;
   /** Lets the lease end that many ms from now. Rejects with Lost if the lock is lost. */
   touch(lease?: number): Promise<void>;
-  /** LOCK.FENCE … THEN: runs the command if this token holds the lock, else rejects with Fenced. */
+  /**
+   * LOCK.FENCE … THEN: runs the command if this token holds the lock, else rejects with Fenced. Rejects with
+   * Unavailable if there is no reply in `timeout`: then it may have run, or may run yet. ioredis sends it again
+   * after a reconnect, so it may run twice: make it idempotent, or set autoResendUnfulfilledCommands: false.
+   */
   run<Reply = unknown>(command: string, ...args: Argument[]): Promise<Reply>;
   /** Gives the lock up. Rejects with Lost if it was lost before. A second call does nothing. */
   release(): Promise<void>;

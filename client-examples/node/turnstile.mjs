@@ -10,8 +10,10 @@
 // options are described in turnstile.d.mts.
 //
 // Every holder has an owner of its own, a random string. The same owner asking again gets the same
-// token, so everything here may be asked twice: by this file after a lost connection, and by ioredis,
-// which sends commands again that had no reply when it reconnected.
+// token, so acquiring, renewing and releasing may be asked twice: by this file after a lost connection,
+// and by ioredis, which sends commands again that had no reply when it reconnected. That goes for a
+// command in run() too: while the lock is held, an INCR may count twice. Run what may be repeated (SET),
+// or give ioredis the option autoResendUnfulfilledCommands: false. This file never repeats it.
 //
 // What this file expects of the client: one server, or the primary that Sentinel names, not a cluster;
 // no blocking commands (BLPOP), behind which a renewal would have to queue; and a database that is
@@ -253,27 +255,39 @@ export class Lock {
   }
 
   async #take(wait, signal) {
+    signal?.throwIfAborted();
     const { lease, timeout, owner, reentrant, session, also } = this.#options;
     const locks = new Locks(this.key, owner ?? randomUUID(), also);
     const start = now();
     const left = () => Math.max(0, Math.ceil(start + wait - now()));
     const end = start + wait + timeout;
     let via = this.#connection;
+    let grant;
+    let unsure = false; // a request without an answer may be under way still, and be granted later
     const request = async (own, waiting) => {
+      let asked = false;
       const patience = () => waiting() + timeout / 2; // so the server's time-out comes first
-      const command = () => locks.acquire(this.#options, waiting());
-      const grant = await ask(this.#connection, command, { own, keep: session, patience, end, signal });
+      const command = () => {
+        unsure ||= asked;
+        asked = true;
+        return locks.acquire(this.#options, waiting());
+      };
+      grant = await ask(this.#connection, command, { own, keep: session, patience, end, signal });
+      unsure ||= grant.again;
       if (session) via = grant.via;
-      return grant;
     };
+    // Leaves no grant behind. It goes over the shared connection, to queue behind a request that is
+    // stuck there. An owner that others know may hold the lock through them, and is left alone.
+    const takeBack = () => owner || this.#connection.send(...locks.release()).catch(() => {});
     try {
       // A lock that is free costs no connection. Waiting blocks a connection, so it has its own; so
       // has a session; and so has what is counted, because ioredis might send it twice.
-      let grant = session || reentrant ? null : await request(false, () => 0);
-      if (!grant || (grant.reply === null && wait > 0)) grant = await request(true, left);
+      if (!session && !reentrant) await request(false, () => 0);
+      if (!grant || (grant.reply === null && wait > 0)) await request(true, left);
       let { reply, sent } = grant;
       if (reply === null) {
         via.close();
+        if (unsure) takeBack();
         return null;
       }
       if (now() - sent > lease / 3) {
@@ -283,12 +297,11 @@ export class Lock {
         if (Number(touched.reply) < locks.count) throw new Lost(`${this.key} was lost on the way here`);
         sent = touched.sent;
       }
-      return new Hold(via, locks, Number(reply), sent + lease, this.#options);
+      return new Hold(via, locks, Number(reply), sent, this.#options);
     } catch (error) {
       via.close();
-      // If a reply was lost, so may be a grant: leave none behind. An owner that others know may hold
-      // the lock through them, and is left alone.
-      if (!owner) this.#connection.send(...locks.release()).catch(() => {});
+      // If a reply was lost, so may be a grant. After a plain no of the server there is nothing to undo.
+      if (unsure || grant?.reply || error instanceof Unavailable || signal?.aborted) takeBack();
       throw error;
     }
   }
@@ -340,7 +353,7 @@ export class Hold {
   #stopped = new AbortController();
   #timers = {};
 
-  constructor(connection, locks, token, until, options) {
+  constructor(connection, locks, token, sent, options) {
     this.#connection = connection;
     this.#locks = locks;
     this.#options = { ...options };
@@ -350,30 +363,31 @@ export class Hold {
     this.signal = this.#told.signal;
     if (options.session) connection.onClose(() => this.#released || this.#lose('its connection closed'));
     if (options.maxHold) this.#timer('maximum', options.maxHold, () => this.#tooLong());
-    this.#extend(until);
+    this.#extend(sent, options.lease);
   }
 
   /** Lets the lease end that many milliseconds from now. Rejects with Lost if the lock is lost. */
   async touch(lease = this.#options.lease) {
-    const until = now() + lease;
-    if (until < this.#until) this.#extend(until); // the answer may be lost
+    const start = now();
+    if (start + lease < this.#until) this.#extend(start, lease); // the answer may be lost
     const { reply, sent } = await ask(this.#connection, () => this.#locks.touch(lease), {
       patience: () => lease / 3,
       end: this.#until,
       signal: this.#stopped.signal,
     });
     if (Number(reply) < this.#locks.count) throw this.#lose('the server says so');
-    this.#options.lease = lease;
-    this.#extend(sent + lease);
+    this.#extend(sent, lease);
   }
 
   /**
    * Runs a command if this token still holds the lock, in one step of the server; else rejects with
-   * Fenced. The server decides, not our clock. (Of several locks it is the first that counts.)
+   * Fenced. The server decides, not our clock. (Of several locks it is the first that counts.) It is
+   * Unavailable if there is no answer in `timeout`; then it may have run, or may run yet.
    */
   async run(...command) {
     try {
-      return await this.#connection.send(...this.#locks.fence(this.token, command));
+      const reply = this.#connection.send(...this.#locks.fence(this.token, command));
+      return await within(this.#options.timeout, reply);
     } catch (error) {
       if (error instanceof Fenced && !this.#released) this.#lose('a write was refused');
       throw error;
@@ -400,8 +414,9 @@ export class Hold {
         patience: () => timeout / 2,
         end: now() + timeout,
       });
-      // Asked again, 0 may mean that the first request did it.
-      if (Number(reply) < this.#locks.count && !again) throw this.#lose('the server says so');
+      // Asked again, 0 may mean that the first request did it; or, after the lease, that nothing was left.
+      const done = again && now() < this.#until;
+      if (Number(reply) < this.#locks.count && !done) throw this.#lose('the server says so');
     } finally {
       this.#connection.close();
     }
@@ -412,15 +427,20 @@ export class Hold {
     await this.release();
   }
 
-  #extend(until) {
-    this.#until = until;
+  /** The lease began anew, at the earliest when the request was sent: from then on everything counts. */
+  #extend(sent, lease) {
+    this.#until = sent + lease;
+    this.#options.lease = lease;
     if (this.#stopped.signal.aborted) return; // nothing is revived
-    this.#timer('deadline', until - now(), () => {
-      if (now() < this.#until) this.#extend(this.#until); // timers may be early
+    this.#watch();
+    if (this.#options.renew) this.#timer('renewal', sent + lease / 3 - now(), () => this.#renew());
+  }
+
+  #watch() {
+    this.#timer('deadline', this.#until - now(), () => {
+      if (now() < this.#until) this.#watch(); // timers may be early
       else this.#lose('the lease may be over', this.#failure);
     });
-    const { renew, lease } = this.#options;
-    if (renew) this.#timer('renewal', lease / 3, () => this.#renew());
   }
 
   async #renew() {

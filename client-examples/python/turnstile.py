@@ -102,10 +102,12 @@ class LockTerms:
         wait=5.0,  # 0: one try
         *,
         owner=None,  # None: a new random one for each hold. A worker that takes one lock while it
-        # holds another gives both the same owner: only so can the server see a deadlock
+        # holds another gives both the same owner: only so can the server see a deadlock. On the
+        # same key the same owner is one holder: without reentrant the inner release ends the outer
         shared=False,
         limit=None,
-        reentrant=False,  # needs an owner. After a lost reply the server may count one too many
+        reentrant=False,  # needs an owner. After a lost reply the server may count one too many:
+        # then the lease ends the hold
         session=False,
         linger=0.0,
         also=(),  # more keys, taken together with this one or not at all
@@ -113,11 +115,15 @@ class LockTerms:
         max_hold=None,  # renew no longer than this, and tell the work when it is over
         reply_timeout=2.0,  # how long an answer may take, on top of the wait
     ):
+        if reentrant and (session or owner is None):
+            # A new owner would wait for itself; a session would end with the inner hold.
+            raise ValueError("reentrant needs an owner, and does not go with session")
         self.client = client
         self.key = key
         self.lease = lease
         self.wait = wait
         self.owner = owner
+        self.reentrant = reentrant
         self.session = session
         self.renew = renew
         self.max_hold = math.inf if max_hold is None else max_hold
@@ -280,7 +286,7 @@ class Lock(LockTerms):
                 if self.may_retry(error, deadline):
                     continue
                 try:
-                    if unsure and not self.owner:
+                    if unsure:
                         self._leave_nothing(link, owner)
                 finally:
                     link.close()
@@ -296,7 +302,11 @@ class Lock(LockTerms):
         if time.monotonic() >= start + self.lease / 3:
             # It waited in line, and only the server knows when the lease began: let it begin anew.
             start = time.monotonic()
-            touched = link.ask(self.reply_timeout, self.touch_command(owner, self.lease))
+            try:
+                touched = link.ask(self.reply_timeout, self.touch_command(owner, self.lease))
+            except ANSWERED:  # with an error, so we do not get what was granted
+                self._leave_nothing(link, owner)
+                raise
             if touched < self.keys:
                 link.ask(self.reply_timeout, self.release_command(owner))
                 raise NotAcquired(f"{self.key!r} was granted, and lost at once")
@@ -307,6 +317,8 @@ class Lock(LockTerms):
 
         Not with an owner of the caller's: that could be an older hold. There the lease ends it.
         """
+        if self.owner:
+            return
         try:
             link.ask(self.reply_timeout, self.release_command(owner))
         except (redis.RedisError, LockError):
@@ -339,7 +351,11 @@ class Hold(HoldState):
         self._keeper.start()
 
     def run(self, *command):
-        """Runs the command if and only if we still hold the lock, in one step of the server."""
+        """Runs the command if and only if we still hold the lock, in one step of the server.
+
+        Where the client tries again after a reconnect, it may run twice: let twice be the same as
+        once (SET, not INCR). With `also` only the first lock is asked for.
+        """
         try:
             return self._terms.client.execute_command(*self._fence_command(command))
         except redis.ResponseError as error:
@@ -360,7 +376,11 @@ class Hold(HoldState):
 
     def _keep(self):
         """The thread: renews when it is due, and tells the work when the hold is over."""
-        while not self._stop and not self._over():
+        while not self._stop:
+            why = self._over()
+            if why:
+                self._lose(why)
+                return
             if self._wake.wait(self._time_to_next_step()):
                 self._wake.clear()
             elif time.monotonic() >= self._due and not self._over():
@@ -368,8 +388,6 @@ class Hold(HoldState):
                     self.touch()
                 except Exception as error:  # whatever it is, the work must be told in the end
                     self._touch_failed(error)
-        if not self._stop:
-            self._lose(self._over())
 
     def release(self):
         """Gives the lock up and stops the renewal. False: it had been lost before.
@@ -396,6 +414,9 @@ class Hold(HoldState):
             if self._terms.session or self._over():
                 self._lose(f"its connection was closed: {error}")
                 return False
+            if self._terms.reentrant:  # if it was done, another one would end the outer hold
+                self._released = False
+                raise
             # Again, over a new connection. 0 means that the first try did it: the lease lasts yet.
             released = self._link.ask(patience, command) == keys or not self._over()
         if not released:

@@ -44,7 +44,7 @@ class Lock(LockTerms):
                 if self.may_retry(error, deadline):
                     continue
                 try:
-                    if unsure and not self.owner:
+                    if unsure:
                         await self._leave_nothing(link, owner)
                 finally:
                     await link.close()
@@ -60,7 +60,11 @@ class Lock(LockTerms):
         if time.monotonic() >= start + self.lease / 3:
             # It waited in line, and only the server knows when the lease began: let it begin anew.
             start = time.monotonic()
-            touched = await link.ask(self.reply_timeout, self.touch_command(owner, self.lease))
+            try:
+                touched = await link.ask(self.reply_timeout, self.touch_command(owner, self.lease))
+            except ANSWERED:  # with an error, so we do not get what was granted
+                await self._leave_nothing(link, owner)
+                raise
             if touched < self.keys:
                 await link.ask(self.reply_timeout, self.release_command(owner))
                 raise NotAcquired(f"{self.key!r} was granted, and lost at once")
@@ -71,6 +75,8 @@ class Lock(LockTerms):
 
         Not with an owner of the caller's: that could be an older hold. There the lease ends it.
         """
+        if self.owner:
+            return
         try:
             await link.ask(self.reply_timeout, self.release_command(owner))
         except (redis.RedisError, LockError):
@@ -107,7 +113,11 @@ class Hold(HoldState):
         self._keeper = asyncio.create_task(self._keep(), name="turnstile")
 
     async def run(self, *command):
-        """Runs the command if and only if we still hold the lock, in one step of the server."""
+        """Runs the command if and only if we still hold the lock, in one step of the server.
+
+        Where the client tries again after a reconnect, it may run twice: let twice be the same as
+        once (SET, not INCR). With `also` only the first lock is asked for.
+        """
         try:
             return await self._terms.client.execute_command(*self._fence_command(command))
         except redis.ResponseError as error:
@@ -132,7 +142,7 @@ class Hold(HoldState):
 
     async def _keep(self):
         """The task: renews when it is due, and stops the work when the hold is over."""
-        while not self._over():
+        while not (why := self._over()):
             try:
                 async with asyncio.timeout(self._time_to_next_step()):
                     await self._wake.wait()
@@ -143,7 +153,7 @@ class Hold(HoldState):
                         await self.touch()
                     except Exception as error:  # whatever it is, the work must be told in the end
                         self._touch_failed(error)
-        self._lose(self._over())
+        self._lose(why)
         if self._body:
             # Counted here and not at the beginning, because redis-py 4.3 leaves counts behind.
             self._others = self._body.cancelling()
@@ -174,6 +184,9 @@ class Hold(HoldState):
             if self._terms.session or self._over():
                 self._lose(f"its connection was closed: {error}")
                 return False
+            if self._terms.reentrant:  # if it was done, another one would end the outer hold
+                self._released = False
+                raise
             # Again, over a new connection. 0 means that the first try did it: the lease lasts yet.
             released = await self._link.ask(patience, command) == keys or not self._over()
         if not released:
@@ -211,18 +224,32 @@ class Link:
 
     async def ask(self, timeout, command):
         """The answer. Connects if need be; after an error the next question does."""
+        talk = asyncio.create_task(self._talk(command))
         try:
-            async with asyncio.timeout(timeout):
-                await self._connection.send_command(*command)
-                return await self._connection.read_response()
+            if not (await asyncio.wait([talk], timeout=timeout))[0]:
+                raise redis.TimeoutError(f"no answer in {timeout:.3f} s")
+            return talk.result()
         except redis.ResponseError as error:
             raise explained(error) from None
-        except TimeoutError:
-            await self.close()
-            raise redis.TimeoutError(f"no answer in {timeout:.3f} s") from None
         except BaseException:
-            await self.close()  # or a late answer would be taken for that of the next question
+            # Closed, or a late answer would be taken for that of the next question. And closed
+            # before it is cancelled, because redis-py then takes leave itself: see close().
+            self._abort()
+            talk.cancel()
+            await asyncio.gather(talk, return_exceptions=True)
+            await self.close()
             raise
 
+    async def _talk(self, command):
+        await self._connection.send_command(*command)
+        return await self._connection.read_response()
+
     async def close(self):
+        """Closes it at once. redis-py alone would wait for the peer, with TLS up to 30 s."""
+        self._abort()
         await self._connection.disconnect()
+
+    def _abort(self):
+        writer = self._connection._writer  # None: not connected
+        if writer:
+            writer.transport.abort()

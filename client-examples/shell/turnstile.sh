@@ -14,9 +14,11 @@
 #   --wait S      stand in line for so long; 0 by default, which is one try
 #   --shared      one of many readers
 #   --limit N     one of at most N holders
-#   --also KEY    this lock too, all or none; may be repeated
+#   --also KEY    this lock too, all or none; may be repeated. `fence` looks at one lock only: with the token of
+#                 `run` give it the lock that guards the write, be it TURNSTILE_KEY or one of these.
 #   --session     (run) the lock is free at once if all of us are killed, not only at the end of the lease
-#   --max S       (run) no renewal after so long: the command is told to stop
+#   --max S       (run) no renewal after so long: the command is told to stop. Nobody renews during the grace
+#                 either, so let the grace be no more than half of the lease.
 #   --grace S     (run) from SIGTERM to SIGKILL, for a command that has lost its lock; 3 by default
 #
 # The command of `run` finds its lock in TURNSTILE_KEY, TURNSTILE_TOKEN and TURNSTILE_OWNER:
@@ -225,7 +227,7 @@ _turnstile_end_by_signals() {
 }
 
 _turnstile_run() {
-  local alive watcher pid='' signal signalled='' lost=''
+  local alive watcher pid='' signal signalled='' lost='' released
   if ((${#command[@]} == 0)); then _turnstile_usage >&2; return 64; fi
   owner=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n') # so that nobody else can release or renew
   # Until the command runs, whatever goes wrong: no grant is left behind, not even one that we have not heard of.
@@ -235,13 +237,19 @@ _turnstile_run() {
     if ((status != 69)); then trap - EXIT; fi # the server has said that there is none
     return "$status"
   }
-  # When in its wait was it granted? It is simpler to renew at once than to guess.
-  if ((wait)) && ! _turnstile_renew 5000; then
+  # When in its wait was it granted? It is simpler to renew at once than to guess. So it is if the answer was slow.
+  _turnstile_now
+  if ((wait || now > until - lease * 2 / 3)) && ! _turnstile_renew 5000; then
     _turnstile_say "${keys[*]}: lost as soon as it was granted: ${reply:-no answer in time}"
     return 76
   fi
   set -m # the jobs that follow have a process group of their own
   if [[ $session ]]; then _turnstile_open_session || return; fi
+  _turnstile_now
+  if ((now >= until)); then
+    _turnstile_say "${keys[*]}: the answers come too late for this lease"
+    return 76
+  fi
 
   exec {alive}> >(_turnstile_watch >&2)
   watcher=$!
@@ -265,7 +273,13 @@ _turnstile_run() {
   wait "$watcher" || { lost=1; status=76; }
   trap - EXIT
   _turnstile_give_up
-  case $? in
+  released=$?
+  if ((released == 69)); then # perhaps only the answer was lost: then there is nothing left to release, which is fine
+    _turnstile_give_up
+    released=$?
+    if ((released == 76 && reply == 0)); then released=0; fi
+  fi
+  case $released in
     0) ;;
     76)
       [[ $lost ]] || _turnstile_say "${keys[*]}: the lock was lost before the command ended"
@@ -290,7 +304,7 @@ _turnstile_watch() {
   read -r pid || return 0
   _turnstile_now
   stop=$((max ? now + max : now + 10 ** 12))
-  pause=$third
+  pause=$((until - lease + third - now)) # the lease has begun a while ago
   while [[ ! $why ]]; do
     _turnstile_now
     if ((pause > stop - now)); then pause=$((stop - now)); fi
@@ -336,6 +350,8 @@ _turnstile_open_session() {
   done
   coproc SESSION { exec "${cli[@]}" --no-auth-warning 2>&1; }
   exec {session}>&"${SESSION[1]}" # this copy the command will have too
+  _turnstile_now
+  until=$((now + lease)) # asking again starts the lease anew
   echo "${line[*]}" >&"$session"
   read -r -t 5 -u "${SESSION[0]}" reply
   if [[ $reply != "$token" ]]; then

@@ -342,6 +342,9 @@ TEST_F(CppClientTest, OneHolderAtATime) {
   first.Release();
   first.Release();  // Once more does nothing.
   EXPECT_FALSE(first.lost());
+  EXPECT_THROW(first.Check(), turnstile::Lost);
+  EXPECT_THROW(first.Touch(), turnstile::Lost);
+  EXPECT_EQ(server_.Info("stale_touches"), 0);  // It did not even ask.
   EXPECT_FALSE(server_.Exists("k"));
 
   std::optional<Hold> second = lock.TryAcquire();
@@ -565,6 +568,12 @@ TEST_F(CppClientTest, GivingUpLeavesNothingBehind) {
     ExpectBetween(Since(start), 600ms, 700ms + kSlack);
     EXPECT_EQ(server_.Info("acquired"), acquired + 1);
     EXPECT_FALSE(server_.Exists("k"));
+
+    // But not what an owner holds that is not this call's own.
+    EXPECT_THROW(Lock(client, "k", {.timeout = 200ms, .owner = "worker"}).Acquire(),
+                 turnstile::ConnectionError);
+    EXPECT_TRUE(server_.Exists("k"));
+    server_.Do({"DEL", "k"});
   }
 }
 
@@ -573,8 +582,28 @@ TEST_F(CppClientTest, LostReplyToARelease) {
   Client client("127.0.0.1", proxy.port());
   Hold hold = Lock(client, "k").Acquire();
   proxy.Lose("LOCK.RELEASE", 1);
-  EXPECT_THROW(hold.Release(), turnstile::ConnectionError);  // Nobody can know.
+  hold.Release();  // The second try gets 0. While the lease lasts only the first can have done it.
+  EXPECT_EQ(proxy.lost(), 1);
   EXPECT_FALSE(server_.Exists("k"));
+
+  // With a session it can have been lost as well.
+  Hold session = Lock(client, "k", {.session = true}).Acquire();
+  proxy.Lose("LOCK.RELEASE", 1);
+  EXPECT_THROW(session.Release(), turnstile::Lost);
+
+  // No answer at all: nobody can know.
+  Hold unknown = Lock(client, "k").Acquire();
+  proxy.Lose("LOCK.RELEASE", 2);
+  EXPECT_THROW(unknown.Release(), turnstile::ConnectionError);
+  EXPECT_FALSE(server_.Exists("k"));
+}
+
+TEST_F(CppClientTest, LostReplyToAReleaseAfterTheLease) {
+  Proxy proxy(server_.port(), true);
+  Client client("127.0.0.1", proxy.port());
+  Hold hold = Lock(client, "k", {.lease = 300ms, .timeout = 500ms}).Acquire();
+  proxy.Lose("LOCK.RELEASE", 1);
+  EXPECT_THROW(hold.Release(), turnstile::Lost);
 }
 
 TEST_F(CppClientTest, NobodyThere) {
@@ -606,8 +635,10 @@ TEST_F(CppClientTest, CancelledInLine) {
   EXPECT_TRUE(server_.AwaitWaiters(0));
   server_.Do({"LOCK.RELEASE", "k", "other"});
   EXPECT_FALSE(server_.Exists("k"));
+  const auto released = server_.Info("stale_releases");
   EXPECT_THROW(Of({}).Acquire(cancel.get_token()), turnstile::Cancelled);
   EXPECT_FALSE(server_.Exists("k"));
+  EXPECT_EQ(server_.Info("stale_releases"), released);  // Nothing was asked for.
 }
 
 // Cancelled at the moment of the grant, again and again: a hold or an error, never both or neither.
@@ -662,9 +693,13 @@ TEST_F(CppClientTest, ErrorsAreToldApart) {
   server_.Do({"CLIENT", "UNBLOCK", server_.BlockedClient(), "ERROR"});
   EXPECT_THROW(waiting.get(), turnstile::Superseded);
 
-  // A newer call of the same owner: the older one must not give up what the newer one gets.
+  // A newer call of the same owner: the older one must not give up what the newer one gets. Not
+  // even if it lost its connection, and so does not know what it has.
   waiting = Waiting(of("a", "y"));
   ASSERT_TRUE(server_.AwaitWaiters(1));
+  const auto waited = server_.Info("waited");
+  server_.Do({"CLIENT", "KILL", "ID", server_.BlockedClient()});
+  ASSERT_TRUE(Await([&] { return server_.Info("waited") == waited + 1; }));
   server_.Do({"CONFIG", "SET", "turnstile.max-waiters", "2"});
   std::future<Hold> newer = Waiting(of("a", "y"));
   EXPECT_THROW(waiting.get(), turnstile::Superseded);

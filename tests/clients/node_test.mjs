@@ -112,14 +112,25 @@ class Server {
   }
 }
 
-/** Passes everything on, until `lose` says that the reply to this request is not to arrive. */
+/**
+ * Passes everything on, until `lose` says that the reply to this request is not to arrive. From the first
+ * request on that `stall` names, its connection is stuck: nothing reaches the server before resume().
+ */
 class Proxy {
   replies = []; // those that were lost
+  #refuse = false;
+  #stuck; // the connection, and what it sent
+  #stalled = false;
 
-  static async start(port, lose) {
+  static async start(port, lose, stall = () => false) {
     const proxy = new Proxy();
     proxy.sockets = new Set();
     proxy.server = net.createServer((near) => {
+      if (proxy.#refuse) {
+        proxy.#refuse = false;
+        near.on('error', () => {});
+        return near.destroy();
+      }
       const far = net.connect(port, '127.0.0.1');
       let lost = false;
       for (const socket of [near, far]) {
@@ -128,6 +139,11 @@ class Proxy {
         socket.on('close', () => (proxy.sockets.delete(socket), near.destroy(), far.destroy()));
       }
       near.on('data', (data) => {
+        if (!proxy.#stalled && stall(data.toString())) {
+          proxy.#stalled = true;
+          proxy.#stuck = { far, requests: [] };
+        }
+        if (proxy.#stuck?.far === far) return proxy.#stuck.requests.push(data);
         lost ||= lose(data.toString(), proxy);
         far.write(data);
       });
@@ -141,6 +157,23 @@ class Proxy {
     await once(proxy.server, 'listening');
     proxy.port = proxy.server.address().port;
     return proxy;
+  }
+
+  /** What is stuck, as text. */
+  get stuck() {
+    return Buffer.concat(this.#stuck?.requests ?? []).toString();
+  }
+
+  resume() {
+    const { far, requests } = this.#stuck;
+    this.#stuck = null;
+    for (const data of requests) far.write(data);
+  }
+
+  /** Cuts all connections, and the next one. */
+  cut() {
+    this.#refuse = true;
+    for (const socket of this.sockets) socket.destroy();
   }
 
   stop() {
@@ -201,8 +234,8 @@ describe('turnstile.mjs', { concurrency: 3 }, () => {
         t.after(() => own.stop());
         return own;
       };
-      const proxyTo = async (t, port, lose) => {
-        const proxy = await Proxy.start(port, lose);
+      const proxyTo = async (t, port, lose, stall) => {
+        const proxy = await Proxy.start(port, lose, stall);
         t.after(() => proxy.stop());
         return proxy;
       };
@@ -523,6 +556,85 @@ describe('turnstile.mjs', { concurrency: 3 }, () => {
         await isFree(lock.key);
       });
 
+      const nothing = () => false;
+      const counter = async (from, name) => Number(new RegExp(`turnstile_${name}:(\\d+)`).exec(await from.ask('INFO', 'turnstile'))[1]);
+
+      for (const wait of [0, 100]) {
+        test(`refused while an older request is stuck: nothing is left behind (wait ${wait})`, async (t) => {
+          const proxy = await proxyTo(t, server.port, nothing, (data) => data.includes('LOCK.ACQUIRE'));
+          const shared = await library.connect(proxy.port);
+          t.after(() => library.close(shared));
+          const lock = turnstile(shared).lock(newKey(), { lease: 60_000, timeout: 600, wait });
+          const hold = await locks.lock(lock.key).acquire();
+          if (wait) await assert.rejects(lock.acquire(), NotAcquired);
+          else assert.equal(await lock.tryAcquire(), null);
+          assert.match(proxy.stuck, /LOCK\.ACQUIRE/);
+          await hold.release();
+          const before = await counter(server, 'acquired');
+          proxy.resume();
+          await shared.ping(); // behind everything that was stuck
+          assert.equal((await counter(server, 'acquired')) - before, 1, 'the old request was granted');
+          assert.deepEqual(await server.holders(lock.key), []);
+        });
+      }
+
+      test('refused while an older request waits for a reconnect: nothing is left behind', async (t) => {
+        const slowly = () => 1_500;
+        const proxy = await proxyTo(t, server.port, nothing);
+        const shared = await library.connect(proxy.port, { socket: { reconnectStrategy: slowly }, retryStrategy: slowly });
+        t.after(() => library.close(shared));
+        const lock = turnstile(shared).lock(newKey(), { lease: 60_000, timeout: 1_000 });
+        const hold = await locks.lock(lock.key).acquire();
+        proxy.cut(); // and the next connection: node-redis tries that one at once
+        await until(() => !(shared.isReady ?? shared.status === 'ready'), 'it notices');
+        assert.equal(await lock.tryAcquire(), null);
+        await hold.release();
+        const before = await counter(server, 'acquired');
+        await shared.ping();
+        assert.equal((await counter(server, 'acquired')) - before, 1, 'the old request was granted');
+        assert.deepEqual(await server.holders(lock.key), []);
+      });
+
+      test('a release that never arrived, asked again after the lease: lost', async (t) => {
+        const proxy = await proxyTo(t, server.port, nothing, (data) => data.includes('LOCK.RELEASE'));
+        const lock = (await connect(t, proxy.port)).lock(newKey(), { lease: 300, renew: false, timeout: 1_200 });
+        const hold = await lock.acquire();
+        await assert.rejects(hold.release(), Lost);
+        assert.match(proxy.stuck, /LOCK\.RELEASE/);
+      });
+
+      test('a slow grant is renewed a third of the lease after it was asked for', async (t) => {
+        let renewed;
+        const note = (data) => {
+          if (data.includes('LOCK.TOUCH')) renewed ??= performance.now();
+          return false;
+        };
+        const proxy = await proxyTo(t, server.port, note, (data) => data.includes('LOCK.ACQUIRE'));
+        const lock = (await connect(t, proxy.port)).lock(newKey(), { lease: 3_000, timeout: 4_000 });
+        const start = performance.now();
+        const acquired = lock.acquire();
+        await until(() => proxy.stuck, 'asked');
+        await sleep(800);
+        proxy.resume();
+        const hold = await acquired;
+        await until(() => renewed, 'renewed');
+        assert.ok(renewed - start >= 995 && renewed - start < 1_000 + slack, `${renewed - start} ms`);
+        await hold.release();
+      });
+
+      test('a guarded write without an answer, in a session', async (t) => {
+        const other = await start(t);
+        const lock = (await connect(t, other.port)).lock('a', { session: true, lease: 60_000, timeout: 300 });
+        const hold = await lock.acquire();
+        other.process.kill('SIGSTOP');
+        const before = performance.now();
+        await assert.rejects(hold.run('SET', 'a:data', 'x'), Unavailable);
+        assert.ok(performance.now() - before < 300 + slack);
+        other.process.kill('SIGCONT');
+        assert.equal(hold.signal.aborted, false); // it is the server that decides
+        await hold.release();
+      });
+
       test('a lost reply to touch and release', async (t) => {
         const proxy = await proxyTo(t, server.port, (data, { replies }) =>
           replies.length === 0 ? data.includes('LOCK.TOUCH') : replies.length === 1 && data.includes('LOCK.RELEASE'));
@@ -591,6 +703,7 @@ describe('turnstile.mjs', { concurrency: 3 }, () => {
         await assert.rejects(lock.acquire(), WaitLimit);
         await hold.release();
         await (await next).release();
+        assert.equal(await counter(other, 'stale_releases'), 0, 'a plain no has nothing to undo');
       });
 
       test('elsewhere in a cluster', async (t) => {

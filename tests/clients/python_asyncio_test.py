@@ -6,7 +6,12 @@
 import asyncio
 import pathlib
 import signal
+import socket
+import ssl
+import subprocess
 import sys
+import tempfile
+import threading
 import time
 import unittest
 
@@ -352,6 +357,92 @@ class Cancellation(LockTest):
         await self.soon(lambda: not self.look.exists(self.key), "nothing to be left behind")
 
 
+class SilentPeer:
+    """Speaks TLS and says yes to the first questions. Then it neither answers nor reads."""
+
+    def __init__(self, answers):
+        self.answers = answers
+        self._end = threading.Event()
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with tempfile.TemporaryDirectory() as folder:
+            files = ["-keyout", f"{folder}/key", "-out", f"{folder}/certificate"]
+            command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt"]
+            command += ["ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=localhost", *files]
+            subprocess.run(command, check=True, capture_output=True)
+            self._context.load_cert_chain(files[3], files[1])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self):
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            self._threads.append(threading.Thread(target=self._serve, args=(peer,)))
+            self._threads[-1].start()
+
+    def _serve(self, peer):
+        try:
+            with self._context.wrap_socket(peer, server_side=True) as tls:
+                while self.answers and tls.recv(65536):
+                    self.answers -= 1
+                    tls.sendall(b":1\r\n")
+                self._end.wait(60)
+        except OSError:
+            pass
+
+    def close(self):
+        self._end.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+
+
+class SilentTLS(LockTest):
+    """Who closes a TLS connection politely waits for the other side. Nothing here may."""
+
+    def lock_at_silent_peer(self, answers, **options):
+        peer = SilentPeer(answers)
+        self.addCleanup(peer.close)
+        client = self.client_of(peer, ssl=True, ssl_cert_reqs="none")
+        return self.lock(client=client, reply_timeout=0.2, **options)
+
+    async def test_a_loss_is_told_at_the_end_of_the_lease(self):
+        told = None
+        with self.assertRaisesRegex(Lost, "lease ran out"):
+            async with self.lock_at_silent_peer(2, lease=0.9) as hold:
+                try:
+                    await asyncio.sleep(PATIENCE_S)
+                finally:
+                    told = time.monotonic()
+        self.assert_between(told, hold.until, hold.until + SLACK_S)
+        self.assertLess(time.monotonic(), told + 0.2 + SLACK_S)  # and the release did not wait
+
+    async def test_acquire_and_release(self):
+        start = time.monotonic()
+        with self.assertRaises(redis.TimeoutError):
+            await self.lock_at_silent_peer(0, wait=0).acquire()  # it also tries to release
+        self.assertLess(time.monotonic(), start + 0.4 + SLACK_S)
+        hold = await self.lock_at_silent_peer(1, lease=60.0).acquire()
+        start = time.monotonic()
+        with self.assertRaises(redis.TimeoutError):
+            await hold.release()
+        self.assertLess(time.monotonic(), start + 0.4 + SLACK_S)
+
+    async def test_cancellation(self):
+        task = asyncio.create_task(self.lock_at_silent_peer(0, wait=60.0).acquire())
+        await asyncio.sleep(0.3)
+        task.cancel()
+        start = time.monotonic()
+        with self.assertRaises(asyncio.CancelledError):
+            await task
+        self.assertLess(time.monotonic(), start + 0.2 + SLACK_S)
+
+
 class LostReplies(LockTest):
     async def test_asking_again_gets_the_same_token(self):
         proxy = self.proxy()
@@ -380,6 +471,28 @@ class LostReplies(LockTest):
         async with self.lock(client=self.client_of(proxy), lease=60.0):
             pass
         self.assertEqual(proxy.lost, [b":1\r\n"])
+
+    async def test_a_lost_answer_to_a_reentrant_release(self):
+        proxy = self.proxy()
+        options = {"owner": "alice", "reentrant": True, "lease": 60.0}
+        async with self.lock(**options) as outer:
+            proxy.lose(b"LOCK.RELEASE", 1)
+            inner = await self.lock(client=self.client_of(proxy), **options).acquire()
+            with self.assertRaises(redis.ConnectionError):
+                await inner.release()
+            self.assertIs(await inner.release(), False)
+            self.assertTrue(self.held_by(outer.token))  # asking again would have ended it
+        self.assertFalse(self.look.exists(self.key))
+
+    async def test_an_error_after_a_grant_leaves_nothing_behind(self):
+        proxy = self.proxy()
+        proxy.answer(b"LOCK.TOUCH", b"-READONLY You can't write against a read only replica.\r\n")
+        first = await self.lock(lease=0.5, renew=False).acquire()
+        with self.assertRaises(NotPrimary):
+            lock = self.lock(client=self.client_of(proxy), wait=PATIENCE_S, lease=1.0)
+            await lock.acquire()
+        self.assertFalse(self.look.exists(self.key))
+        await first.release()
 
     async def test_waiting_longer_than_the_time_out_of_the_client(self):
         client = self.client_of(self.server, socket_timeout=0.1)

@@ -576,6 +576,28 @@ class LostReplies(LockTest):
         self.assertFalse(self.client.exists(self.key))
 
 
+    def test_a_lost_answer_to_a_reentrant_release(self):
+        proxy = self.proxy()
+        options = {"owner": "alice", "reentrant": True, "lease": 60.0}
+        with self.lock(**options) as outer:
+            proxy.lose(b"LOCK.RELEASE", 1)
+            inner = self.lock(client=proxy.client(), **options).acquire()
+            with self.assertRaises(redis.ConnectionError):
+                inner.release()
+            self.assertIs(inner.release(), False)
+            self.assertTrue(self.held_by(outer.token))  # asking again would have ended it
+        self.assertFalse(self.client.exists(self.key))
+
+    def test_an_error_after_a_grant_leaves_nothing_behind(self):
+        proxy = self.proxy()
+        proxy.answer(b"LOCK.TOUCH", b"-READONLY You can't write against a read only replica.\r\n")
+        first = self.lock(lease=0.5, renew=False).acquire()
+        with self.assertRaises(NotPrimary):
+            self.lock(client=proxy.client(), wait=PATIENCE_S, lease=1.0).acquire()
+        self.assertFalse(self.client.exists(self.key))
+        first.release()
+
+
 class Errors(LockTest):
     def test_deadlock(self):
         with self.lock(self.key + ":a", owner="alice"), self.lock(self.key + ":b", owner="bob"):
@@ -699,6 +721,11 @@ class Options(LockTest):
                 self.assertEqual(inner.token, outer.token)
             self.assertTrue(self.held_by(outer.token))
         self.assertFalse(self.client.exists(self.key))
+
+    def test_reentrant_needs_an_owner_and_no_session(self):
+        for options in ({}, {"owner": "alice", "session": True}):
+            with self.assertRaises(ValueError):
+                self.lock(reentrant=True, **options)
 
     def test_session(self):
         with self.lock(session=True, lease=0.3) as hold:

@@ -64,7 +64,7 @@ type Options struct {
 	Limit   int           // up to so many holders
 	Session bool          // the hold also ends when this process, and so its connection, does
 	Linger  time.Duration // after a crash the lock stays closed for so much longer
-	Also    []string      // these locks too, all or none, under one token
+	Also    []string      // these locks too, all or none, under one token; but see Hold.Run
 }
 
 // Lock names a lock and how to take it. Any number of goroutines may share one.
@@ -78,7 +78,9 @@ type Lock struct {
 //
 // The server sees a deadlock only if it knows who waits for whom. So a worker that takes one lock while it
 // holds another gives both the same Options.Owner: a random string of its own, never shared with another
-// goroutine, because for the server the same owner is the same holder.
+// goroutine, because for the server the same owner is the same holder. Therefore a call that gives up after
+// a lost reply releases nothing in the name of such an owner, as it may be what a newer call got: if the
+// reply was a grant, its lease ends it.
 func New(pool *redis.Pool, key string, o Options) *Lock {
 	if o.Lease == 0 {
 		o.Lease = 10 * time.Second
@@ -86,6 +88,7 @@ func New(pool *redis.Pool, key string, o Options) *Lock {
 	if o.Timeout == 0 {
 		o.Timeout = 2 * time.Second
 	}
+	o.Lease = o.Lease.Truncate(time.Millisecond) // what the server counts in: ours must not be longer
 	return &Lock{pool, key, o}
 }
 
@@ -142,13 +145,14 @@ func (l *Lock) acquire(caller context.Context, wait time.Duration) (*Hold, error
 			unsure, waitEnd = true, sent
 			continue
 		case !isReply(err):
-			unsure = true
+			unsure = n.sent
 			if pause(ctx, retryPause) {
 				continue
 			}
 		}
-		n.close()   // whoever waits leaves the line when the connection closes
-		if unsure { // and if this fails too, the lease ends what we may hold
+		n.close() // whoever waits leaves the line when the connection closes
+		// If this fails too, the lease ends what we may hold. So it does for an owner that is not ours alone.
+		if unsure && l.o.Owner == "" {
 			l.call(l.o.Timeout, "LOCK.RELEASE", l.args(owner)...)
 		}
 		if caller.Err() != nil {
@@ -168,9 +172,13 @@ type line struct {
 	lock *Lock
 	own  bool
 	conn redis.Conn
+	sent bool // whether the server may have heard of us
 }
 
 func (n *line) ask(ctx context.Context, owner string, wait time.Duration) (interface{}, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	if err := n.connect(ctx); err != nil {
 		return nil, err
 	}
@@ -191,6 +199,7 @@ func (n *line) ask(ctx context.Context, owner string, wait time.Duration) (inter
 	if timeout <= 0 { // which redigo would take for no time-out
 		return nil, context.DeadlineExceeded
 	}
+	n.sent = true
 	return redis.DoWithTimeout(n.conn, timeout, "LOCK.ACQUIRE", n.lock.args(owner, n.lock.options(wait)...)...)
 }
 
@@ -263,8 +272,7 @@ func (l *Lock) call(timeout time.Duration, command string, args ...interface{}) 
 		return nil, err
 	}
 	defer conn.Close()
-	reply, err := redis.DoWithTimeout(conn, timeout, command, args...)
-	return reply, translate(err)
+	return redis.DoWithTimeout(conn, timeout, command, args...)
 }
 
 // Hold is a lock that was acquired. Its methods may be called from any goroutine.
@@ -279,6 +287,7 @@ type Hold struct {
 	max   *time.Timer
 
 	mu       sync.Mutex
+	until    time.Time // when the lease may be over
 	over     bool
 	released bool
 	err      error
@@ -292,7 +301,8 @@ func (l *Lock) newHold(n *line, owner string, token int64, sent time.Time) *Hold
 	h.mu.Lock() // the timers may fire before they are set
 	defer h.mu.Unlock()
 	// By our clock, from before the request: the server cannot have started the lease earlier.
-	h.lease = time.AfterFunc(time.Until(sent.Add(l.o.Lease)), func() {
+	h.until = sent.Add(l.o.Lease)
+	h.lease = time.AfterFunc(time.Until(h.until), func() {
 		h.finish(fmt.Errorf("%w: could not renew it in time", ErrLost))
 	})
 	if l.o.MaxHold > 0 {
@@ -322,16 +332,19 @@ func (h *Hold) renew(sent time.Time) {
 }
 
 // Touch starts the lease anew now. The hold does that by itself; call it before a step that must not be cut
-// short. ErrLost if the hold is gone.
+// short. ErrLost if the hold is gone or was released.
 func (h *Hold) Touch() error {
-	if err := h.Err(); err != nil {
-		return err
+	h.mu.Lock()
+	over := h.whyOver()
+	h.mu.Unlock()
+	if over != nil {
+		return over
 	}
 	sent := time.Now()
 	lease := h.lock.o.Lease
 	n, err := redis.Int(h.lock.call(lease/3, "LOCK.TOUCH", h.lock.args(h.Owner, "PX", lease.Milliseconds())...))
 	if err != nil {
-		return err // nothing is known yet
+		return translate(err) // nothing is known yet
 	}
 	if n != 1+len(h.lock.o.Also) {
 		h.finish(fmt.Errorf("%w: the server no longer knows it", ErrLost))
@@ -340,15 +353,27 @@ func (h *Hold) Touch() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.over {
-		h.lease.Reset(time.Until(sent.Add(lease)))
+		h.until = sent.Add(lease)
+		h.lease.Reset(time.Until(h.until))
+	}
+	return h.whyOver()
+}
+
+// whyOver says why no more may be done with the hold. Under the mutex.
+func (h *Hold) whyOver() error {
+	if h.released && h.err == nil {
+		return fmt.Errorf("%w: it was released", ErrLost)
 	}
 	return h.err
 }
 
 // Run runs a command if and only if this hold still has the lock, in one step of the server. Else ErrFenced.
+// With Options.Also it looks at the first lock only, the one that New was given: name the lock that guards
+// what is written first.
 func (h *Hold) Run(command string, args ...interface{}) (interface{}, error) {
 	fence := append([]interface{}{h.lock.key, h.Token, "THEN", command}, args...)
 	reply, err := h.lock.call(h.lock.o.Timeout, "LOCK.FENCE", fence...)
+	err = translate(err)
 	if errors.Is(err, ErrFenced) {
 		h.finish(fmt.Errorf("%w: %v", ErrLost, err))
 	}
@@ -367,21 +392,31 @@ func (h *Hold) Release() error {
 	}
 	h.finish(nil)
 	defer h.line.close()
-	n, trouble := h.release()
-	if trouble != nil {
-		// Perhaps only the reply was lost. Then 0 is no surprise now, but it proves nothing either.
-		n, _ = h.release()
+	all := 1 + len(h.lock.o.Also)
+	n, err := h.release()
+	if err != nil && !isReply(err) {
+		// Perhaps only the reply was lost, so once more. Then 0 means that the first try did it if the lease
+		// lasts yet; but a session may have ended together with the connection.
+		n, err = h.release()
+		if err == nil && n == 0 && !h.lock.o.Session && h.lasts() {
+			n = all
+		}
 	}
-	done := n == 1+len(h.lock.o.Also)
-	switch err := h.Err(); {
-	case errors.Is(err, ErrLost):
-		return err
-	case !done && trouble != nil:
-		return fmt.Errorf("turnstile: not known to be released: %w", trouble)
-	case !done:
+	switch why := h.Err(); {
+	case errors.Is(why, ErrLost):
+		return why
+	case err != nil:
+		return fmt.Errorf("turnstile: not known to be released: %w", translate(err))
+	case n != all:
 		return ErrLost
 	}
 	return nil
+}
+
+func (h *Hold) lasts() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return time.Now().Before(h.until)
 }
 
 func (h *Hold) release() (int, error) {

@@ -48,6 +48,8 @@ func TestOneHolderAtATime(t *testing.T) {
 	want(t, first.Release())
 	want(t, first.Release()) // once more does nothing
 	want(t, first.Err())
+	wantError(t, first.Touch(), turnstile.ErrLost)
+	wantEqual(t, s.info("stale_touches"), 0) // it did not even ask
 	wantEqual(t, s.do("EXISTS", "k"), int64(0))
 
 	second := acquire(t, lock)
@@ -56,7 +58,6 @@ func TestOneHolderAtATime(t *testing.T) {
 	}
 	want(t, second.Touch())
 	want(t, second.Release())
-	wantError(t, first.Touch(), turnstile.ErrLost)
 }
 
 func TestWaitingInLine(t *testing.T) {
@@ -313,6 +314,14 @@ func TestGivingUpLeavesNothingBehind(t *testing.T) {
 			wantBetween(t, time.Since(start), 600*time.Millisecond, 700*time.Millisecond+slack)
 			wantEqual(t, s.info("acquired"), 1)
 			wantEqual(t, s.do("EXISTS", "k"), int64(0))
+
+			// But not what an owner holds that is not this call's own.
+			_, err = turnstile.New(p.pool, "k",
+				turnstile.Options{Timeout: 200 * time.Millisecond, Owner: "worker"}).Acquire(ctx)
+			if err == nil || isSentinel(err) {
+				t.Errorf("got %v", err)
+			}
+			wantEqual(t, s.do("EXISTS", "k"), int64(1))
 		})
 	}
 }
@@ -323,6 +332,25 @@ func TestALostReplyToARelease(t *testing.T) {
 	p := startProxy(t, s.address)
 	hold := acquire(t, turnstile.New(p.pool, "k", turnstile.Options{}))
 	p.lose("LOCK.RELEASE", 1)
+	want(t, hold.Release()) // the second try gets 0, and while the lease lasts only the first can have done it
+	wantEqual(t, p.lost(), 1)
+	wantEqual(t, s.do("EXISTS", "k"), int64(0))
+
+	// With a session, or after the lease, it can have been lost as well.
+	hold = acquire(t, turnstile.New(p.pool, "k", turnstile.Options{Session: true}))
+	p.lose("LOCK.RELEASE", 1)
+	wantError(t, hold.Release(), turnstile.ErrLost)
+	p = startProxy(t, s.address)
+	p.hang = true
+	hold = acquire(t, turnstile.New(p.pool, "k",
+		turnstile.Options{Lease: 300 * time.Millisecond, Timeout: 500 * time.Millisecond}))
+	p.lose("LOCK.RELEASE", 1)
+	wantError(t, hold.Release(), turnstile.ErrLost)
+
+	// No answer at all: nobody can know.
+	p = startProxy(t, s.address)
+	hold = acquire(t, turnstile.New(p.pool, "k", turnstile.Options{}))
+	p.lose("LOCK.RELEASE", 2)
 	if err := hold.Release(); err == nil || isSentinel(err) {
 		t.Errorf("nobody can know, but: %v", err)
 	}
@@ -364,9 +392,11 @@ func TestCancellationInLine(t *testing.T) {
 
 	late, cancel := context.WithTimeout(ctx, 0)
 	defer cancel()
+	released := s.info("stale_releases")
 	if _, err := lock.Acquire(late); err != context.DeadlineExceeded {
 		t.Errorf("got %v", err)
 	}
+	wantEqual(t, s.info("stale_releases"), released) // nothing was asked for, so nothing is given back
 	wantEqual(t, s.do("EXISTS", "k"), int64(0))
 }
 
@@ -445,12 +475,16 @@ func TestErrorsAreToldApart(t *testing.T) {
 	s.do("CLIENT", "UNBLOCK", s.blockedClient(), "ERROR")
 	wantError(t, <-waiting, turnstile.ErrSuperseded)
 
-	// A newer call of the same owner: the older one must not give up what the newer one gets.
+	// A newer call of the same owner: the older one must not give up what the newer one gets. Not even if it
+	// lost its connection, and so does not know what it has.
 	go func() {
 		_, err := of("a", "y").Acquire(ctx)
 		waiting <- err
 	}()
 	s.awaitInfo(t, "waiters", 1)
+	waited := s.info("waited")
+	s.do("CLIENT", "KILL", "ID", s.blockedClient())
+	await(t, "it stands in line again", func() bool { return s.info("waited") == waited+1 })
 	s.do("CONFIG", "SET", "turnstile.max-waiters", 2)
 	newer := make(chan *turnstile.Hold)
 	go func() {

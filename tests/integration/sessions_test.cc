@@ -822,7 +822,8 @@ TEST_F(SessionReplicaTest, TheEndIsToldAsAFact) {
   AwaitGone(client_, second.id());
   const Commands ends = told();
   ASSERT_EQ(ends.size(), 2U);
-  EXPECT_EQ(std::count(ends.begin(), ends.end(), Command({"LOCK.FACT", "ENDED", "job", "alice"})),
+  EXPECT_EQ(std::count(ends.begin(), ends.end(),
+                       Command({"LOCK.FACT", "ENDED", "job", "alice", "SESSION"})),
             1);
   ExpectSame();
   EXPECT_EQ(HoldersOf(copy_, "job"), Owners{"bob"});

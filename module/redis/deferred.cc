@@ -196,8 +196,9 @@ int OnKeyEvent(RedisModuleCtx* ctx, int type, const char* event, RedisModuleStri
     Events().Evicted({RedisModule_GetSelectedDb(ctx), ToView(name)});
   }
   if (Waiters& waiters = TheWaiters(); !waiters.empty()) waiters.KeyChanged(ctx, name);
+  if (!MayTamper(event)) return REDISMODULE_OK;
   const bool decides = SourceOf(ctx) == Source::kCaller;
-  if (!(decides ? MayTamper(event) : event == kMovedTo)) return REDISMODULE_OK;
+  if (!decides && event != kMovedTo) return REDISMODULE_OK;
   // Opened for change because that, unlike a look, leaves the server's hit counters alone.
   const LockKey key(ctx, name, LockKey::Access::kChange);
   if (key.lock() == nullptr) return REDISMODULE_OK;

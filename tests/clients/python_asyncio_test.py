@@ -72,6 +72,11 @@ class LockTest(unittest.IsolatedAsyncioTestCase):
             self.assertLess(time.monotonic(), deadline, f"waited for: {what}")
             await asyncio.sleep(0.005)
 
+    async def turns(self):
+        """Lets the event loop turn a few times, so that a task gets where it waits next."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+
     async def is_lost(self, hold, within):
         """Whether it is told in that time."""
         try:
@@ -228,9 +233,9 @@ class Loss(LockTest):
         connections = self.look.info("stats")["total_connections_received"]
         self.server.pause()
         try:
-            await asyncio.sleep(0.5)  # a renewal is on its way
+            await self.soon(self.server.is_asked, "a renewal that is on its way")
             release = asyncio.create_task(hold.release())
-            await asyncio.sleep(0.03)
+            await self.turns()
         finally:
             self.server.go_on()
         self.assertIs(await release, True)
@@ -323,9 +328,9 @@ class Cancellation(LockTest):
         await inside.wait()
         self.server.pause()
         try:
-            await asyncio.sleep(0.5)  # a renewal is on its way
+            await self.soon(self.server.is_asked, "a renewal that is on its way")
             task.cancel()
-            await asyncio.sleep(0.03)
+            await self.turns()
             task.cancel()
             with self.assertRaises(asyncio.CancelledError):
                 await task
@@ -347,9 +352,9 @@ class Cancellation(LockTest):
         self.server.pause()  # the answer will be written after the cancellation
         try:
             task = asyncio.create_task(self.work(asyncio.Event(), lease=60.0, reply_timeout=0.5))
-            await asyncio.sleep(0.1)
+            await self.soon(self.server.is_asked, "the request")
             task.cancel()
-            await asyncio.sleep(0.1)
+            await self.turns()
         finally:
             self.server.go_on()
         with self.assertRaises(asyncio.CancelledError):
@@ -358,10 +363,11 @@ class Cancellation(LockTest):
 
 
 class SilentPeer:
-    """Speaks TLS and says yes to the first questions. Then it neither answers nor reads."""
+    """Speaks TLS and says yes to the first questions. Then it reads one more and is silent."""
 
     def __init__(self, answers):
         self.answers = answers
+        self.asked = threading.Event()
         self._end = threading.Event()
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with tempfile.TemporaryDirectory() as folder:
@@ -387,7 +393,10 @@ class SilentPeer:
     def _serve(self, peer):
         try:
             with self._context.wrap_socket(peer, server_side=True) as tls:
-                while self.answers and tls.recv(65536):
+                while tls.recv(65536):
+                    self.asked.set()
+                    if not self.answers:
+                        break
                     self.answers -= 1
                     tls.sendall(b":1\r\n")
                 self._end.wait(60)
@@ -406,9 +415,9 @@ class SilentTLS(LockTest):
     """Who closes a TLS connection politely waits for the other side. Nothing here may."""
 
     def lock_at_silent_peer(self, answers, **options):
-        peer = SilentPeer(answers)
-        self.addCleanup(peer.close)
-        client = self.client_of(peer, ssl=True, ssl_cert_reqs="none")
+        self.peer = SilentPeer(answers)
+        self.addCleanup(self.peer.close)
+        client = self.client_of(self.peer, ssl=True, ssl_cert_reqs="none")
         return self.lock(client=client, reply_timeout=0.2, **options)
 
     async def test_a_loss_is_told_at_the_end_of_the_lease(self):
@@ -434,8 +443,9 @@ class SilentTLS(LockTest):
         self.assertLess(time.monotonic(), start + 0.4 + SLACK_S)
 
     async def test_cancellation(self):
-        task = asyncio.create_task(self.lock_at_silent_peer(0, wait=60.0).acquire())
-        await asyncio.sleep(0.3)
+        lock = self.lock_at_silent_peer(0, wait=60.0)
+        task = asyncio.create_task(lock.acquire())
+        await self.soon(self.peer.asked.is_set, "the request")
         task.cancel()
         start = time.monotonic()
         with self.assertRaises(asyncio.CancelledError):

@@ -137,23 +137,28 @@ def check_dashboard(options, series):
         check("$" not in question, f"{where}: an unknown variable in {question}")
         # A rate has an answer only after the second scrape.
         try:
-            while not ask(options.prometheus_port, "query", query=question)["result"]:
-                if time.monotonic() > deadline:
-                    check(False, f"{where}: Prometheus has no answer to {question}")
-                    break
-                time.sleep(0.1)
+            answered = eventually(
+                lambda: ask(options.prometheus_port, "query", query=question)["result"], deadline)
+            check(answered, f"{where}: Prometheus has no answer to {question}")
         except urllib.error.HTTPError as error:
             check(False, f"{where}: {json.loads(error.read())['error']}")
     print(f"{len(panels)} panels, {len(questions)} questions")
 
 
-def check_alerts(options, series):
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        rules = [rule for group in ask(options.prometheus_port, "rules")["groups"] for rule in group["rules"]]
-        if all(rule["health"] != "unknown" for rule in rules) or time.monotonic() > deadline:
-            break
+def eventually(condition, deadline):
+    """Asks until the answer is yes, and returns it; at the deadline, what it was then."""
+    while not (answer := condition()) and time.monotonic() < deadline:
         time.sleep(0.1)
+    return answer
+
+
+def check_alerts(options, series):
+    def rules_now():
+        groups = ask(options.prometheus_port, "rules")["groups"]
+        return [rule for group in groups for rule in group["rules"]]
+
+    eventually(lambda: all(rule["health"] != "unknown" for rule in rules_now()), time.monotonic() + PATIENCE_S)
+    rules = rules_now()
     check({rule["name"] for rule in rules} == ALERTS, f"alerts: {[rule['name'] for rule in rules]}")
     for rule in rules:
         check(rule["health"] == "ok", f"alert {rule['name']}: {rule['health']} {rule.get('lastError', '')}")

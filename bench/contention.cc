@@ -1,33 +1,40 @@
-// Many clients, one lock: waiting in line against the three ways in which people wait today.
+// Many clients, one lock: waiting in line against the ways in which people wait today. Works on
+// servers of this machine that are there already, and prints JSON.
 //
-//   contention [--seconds S] [--rounds R] [--clients N]
+//   contention compete --port P --pid PID --way WAY [--clients N] [--think MS] [--seconds S]
+//                      [--seed N]
 //
-// Part 1. N clients think for 0 to 10 ms, acquire one lock, hold it for 0 to 1 ms and release it.
-// The ways of waiting take turns within each round, on one server, and each figure is the median
-// over the rounds; what counts are the ratios.
+// N clients, each with a thread and a connection of its own, think for 0 to MS milliseconds,
+// acquire the lock, hold it for 0 to 1 ms and release it.
 //
 //   line     LOCK.ACQUIRE … WAIT and LOCK.RELEASE
-//   polling  SET NX PX, tried again every 100 ms with jitter; release by the usual Lua script
-//   blpop    a list with one token: BLPOP and RPUSH (no owner, no lease)
-//   pubsub   SET NX PX, tried again when the release is published to all who wait
+//   polling  SET NX PX, tried again every 100 ms with jitter; release by the usual script
+//   token    a list with one token, BLPOP and RPUSH: no owner, and a holder that dies keeps it
+//   signal   SET NX PX, BLPOP of a signal if it is held, and again; release by a script that
+//            signals: a token with an owner and a lease
+//   pubsub   SET NX PX, tried again when the release is published to all
 //
-// Part 2. What a hand-over costs the server while 10 to 9,000 clients wait.
+//   contention hand-over --way line|token --server PORT,PID,N [--server …] [--rounds R] [--count C]
+//                        [--seed N]
+//
+// What a hand-over costs each of these servers while N clients wait there; C of them on each, R
+// times. The CPU time that a server spends on that many clients while nothing happens (its cron) is
+// taken off.
 //
 // Each holder checks that it is alone; the first violation, and any unexpected reply, ends the run
 // with status 1.
 
-#include <poll.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -35,368 +42,433 @@
 
 #include "support/client.h"
 #include "support/eventually.h"
-#include "support/server.h"
 
 namespace turnstile::testing {
 namespace {
 
-using Micros = std::chrono::duration<double, std::micro>;
+using Seconds = std::chrono::duration<double>;
 using Random = std::mt19937;
-
-struct Settings {
-  double seconds = 2;
-  int rounds = 7;
-  int clients = 50;
-};
 
 [[noreturn]] void Fail(const std::string& why) {
   std::fprintf(stderr, "contention: %s\n", why.c_str());
-  std::_Exit(1);  // the server dies with us
+  std::_Exit(1);
 }
 
-void Pass(Micros time) {
-  const timespec t{0, static_cast<long>(time.count() * 1000)};
-  nanosleep(&t, nullptr);
+struct ServerWithLine {
+  int port = 0;
+  int pid = 0;
+  int waiters = 0;
+};
+
+struct Settings {
+  int port = 0;
+  int pid = 0;
+  std::vector<ServerWithLine> servers;
+  std::string way;
+  int clients = 50;
+  double think = 10;  // milliseconds
+  double seconds = 2;
+  unsigned seed = 1;
+  int rounds = 10;
+  int count = 1000;
+};
+
+Seconds UpTo(double milliseconds, Random& random) {
+  return Seconds{std::uniform_real_distribution<double>(0, milliseconds / 1000)(random)};
 }
 
-Micros Between(double least, double most, Random& random) {
-  return Micros{std::uniform_real_distribution<double>(least, most)(random)};
+void Pass(Seconds time) { LetPass(std::chrono::duration_cast<std::chrono::nanoseconds>(time)); }
+
+std::string RandomOwner(Random& random) {
+  std::string owner(32, ' ');
+  for (char& digit : owner) digit = "0123456789abcdef"[random() % 16];
+  return owner;
 }
 
-// CPU time of a process so far, in microseconds.
-double CpuMicros(pid_t pid) {
+// CPU time of the server's main thread so far. The kernel counts it in nanoseconds.
+double CpuMicros(int pid) {
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
-      std::fopen(("/proc/" + std::to_string(pid) + "/stat").c_str(), "r"), std::fclose);
-  unsigned long user = 0;
-  unsigned long system = 0;
-  if (file == nullptr ||
-      std::fscanf(file.get(), "%*d %*s %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user,
-                  &system) != 2) {
+      std::fopen(("/proc/" + std::to_string(pid) + "/schedstat").c_str(), "r"), std::fclose);
+  long long nanoseconds = 0;
+  if (file == nullptr || std::fscanf(file.get(), "%lld", &nanoseconds) != 1) {
     Fail("cannot read the server's CPU time");
   }
-  return 1e6 * static_cast<double>(user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  return static_cast<double>(nanoseconds) / 1000;
 }
 
-// --- Part 1: the ways to wait -----------------------------------------------------------------
+Reply Checked(Reply reply) {
+  if (reply.IsError()) Fail(reply.text);
+  return reply;
+}
+
+// --- The ways to wait -------------------------------------------------------------------------
 
 constexpr const char* kLease = "10000";
 constexpr const char* kReleaseScript =
     "if redis.call('get',KEYS[1])==ARGV[1] then return redis.call('del',KEYS[1]) end return 0";
+constexpr const char* kReleaseAndSignalScript =
+    "if redis.call('get',KEYS[1])~=ARGV[1] then return 0 end "
+    "redis.call('del',KEYS[1],KEYS[2]) redis.call('rpush',KEYS[2],1) "
+    "redis.call('pexpire',KEYS[2],10000) return 1";
 constexpr const char* kReleaseAndPublishScript =
     "if redis.call('get',KEYS[1])==ARGV[1] then redis.call('del',KEYS[1]) "
     "return redis.call('publish',KEYS[1],'free') end return 0";
 
+std::atomic<size_t> requests = 0;  // of all clients
+
 // One client's side of one way of waiting.
 class Way {
  public:
-  Way(int port, int number) : client_(port), owner_("owner-" + std::to_string(number)) {}
+  Way(int port, unsigned seed) : client_(port), random_(seed), owner_(RandomOwner(random_)) {
+    Checked(client_.Do("PING"));
+  }
   virtual ~Way() = default;
-  virtual void Acquire(Random& random) = 0;
+  virtual void Acquire() = 0;
   virtual void Release() = 0;
-  size_t requests() const { return requests_; }
 
  protected:
   template <typename... Args>
   Reply Ask(const Args&... args) {
-    ++requests_;
-    Reply reply = client_.Do(args...);
-    if (reply.IsError()) Fail(reply.text);
-    return reply;
+    ++requests;
+    return Checked(client_.Do(args...));
   }
-  const std::string& owner() const { return owner_; }
-  int64_t Script(const std::string& sha) { return Ask("EVALSHA", sha, 1, "lock", owner_).integer; }
-  std::string Load(const char* script) { return client_.Do("SCRIPT", "LOAD", script).text; }
+  bool Set() { return !Ask("SET", "lock", owner_, "NX", "PX", kLease).IsNil(); }
+  int64_t Run(const std::string& sha) {
+    return Ask("EVALSHA", sha, 2, "lock", "signal", owner_).integer;
+  }
+  std::string Load(const char* script) {
+    return Checked(client_.Do("SCRIPT", "LOAD", script)).text;
+  }
 
- private:
   Client client_;
+  Random random_;
   std::string owner_;
-  size_t requests_ = 0;
 };
 
-class InLine : public Way {
+// One that waits by one request; the request and its answer also apart, for a thread that has many.
+class OneRequest : public Way {
  public:
   using Way::Way;
-  void Acquire(Random& /*random*/) override {
-    if (!Ask("LOCK.ACQUIRE", "lock", owner(), "PX", kLease, "WAIT", 60000).IsInteger()) {
-      Fail("a wait of a minute ran out");
-    }
+  virtual Command AcquireCommand() = 0;
+  virtual bool IsGrant(const Reply& reply) = 0;
+  void Acquire() override { Expect(Ask(AcquireCommand())); }
+  void Begin() { client_.Send(AcquireCommand()); }
+  void Await() { Expect(Checked(client_.Read())); }
+
+ private:
+  void Expect(const Reply& reply) {
+    if (!IsGrant(reply)) Fail("no grant: " + reply.ToString());
   }
+};
+
+class Line : public OneRequest {
+ public:
+  using OneRequest::OneRequest;
+  Command AcquireCommand() override {
+    return {"LOCK.ACQUIRE", "lock", owner_, "PX", "600000", "WAIT", "600000"};
+  }
+  bool IsGrant(const Reply& reply) override { return reply.IsInteger(); }
   void Release() override {
-    if (Ask("LOCK.RELEASE", "lock", owner()) != Reply::Int(1)) Fail("a release was refused");
+    if (Ask("LOCK.RELEASE", "lock", owner_) != Reply::Int(1)) Fail("a release was refused");
+  }
+};
+
+class Token : public OneRequest {
+ public:
+  using OneRequest::OneRequest;
+  Command AcquireCommand() override { return {"BLPOP", "token", "600"}; }
+  bool IsGrant(const Reply& reply) override { return reply.IsArray(); }
+  void Release() override {
+    if (!Ask("RPUSH", "token", 1).IsInteger()) Fail("a release was refused");
   }
 };
 
 class Polling : public Way {
  public:
-  Polling(int port, int number) : Way(port, number), release_(Load(kReleaseScript)) {}
-  void Acquire(Random& random) override {
-    while (Ask("SET", "lock", owner(), "NX", "PX", kLease).IsNil()) {
-      Pass(Between(50000, 150000, random));
-    }
+  Polling(int port, unsigned seed) : Way(port, seed), release_(Load(kReleaseScript)) {}
+  void Acquire() override {
+    while (!Set()) Pass(Seconds{0.05} + UpTo(100, random_));
   }
   void Release() override {
-    if (Script(release_) != 1) Fail("a release was refused");
+    if (Run(release_) != 1) Fail("a release was refused");
   }
 
  private:
   std::string release_;
 };
 
-class Blpop : public Way {
+class Signal : public Way {
  public:
-  using Way::Way;
-  void Acquire(Random& /*random*/) override {
-    if (!Ask("BLPOP", "token", 60).IsArray()) Fail("a wait of a minute ran out");
+  Signal(int port, unsigned seed) : Way(port, seed), release_(Load(kReleaseAndSignalScript)) {}
+  void Acquire() override {
+    while (!Set()) Ask("BLPOP", "signal", 1);
   }
-  void Release() override { Ask("RPUSH", "token", "1"); }
+  void Release() override {
+    if (Run(release_) != 1) Fail("a release was refused");
+  }
+
+ private:
+  std::string release_;
 };
 
 class Pubsub : public Way {
  public:
-  Pubsub(int port, int number)
-      : Way(port, number), release_(Load(kReleaseAndPublishScript)), messages_(port) {
-    messages_.Do("SUBSCRIBE", "lock");
+  Pubsub(int port, unsigned seed)
+      : Way(port, seed), release_(Load(kReleaseAndPublishScript)), messages_(port) {
+    Checked(messages_.Do("SUBSCRIBE", "lock"));
   }
-  void Acquire(Random& /*random*/) override {
-    while (messages_.HasReply()) messages_.Read();  // of earlier releases
-    while (Ask("SET", "lock", owner(), "NX", "PX", kLease).IsNil()) {
-      messages_.Read(Milliseconds{1000});
+  void Acquire() override {
+    while (messages_.HasReply()) Checked(messages_.Read());  // of earlier releases
+    while (!Set()) {
+      if (messages_.HasReply(Milliseconds{1000})) Checked(messages_.Read());
     }
   }
-  void Release() override { Script(release_); }
+  void Release() override {
+    if (Run(release_) < 1) Fail("a release was refused, or nobody heard of it");
+  }
 
  private:
   std::string release_;
   Client messages_;
 };
 
-using MakeWay = std::function<std::unique_ptr<Way>(int port, int number)>;
+using MakeWay = std::function<std::unique_ptr<Way>(int port, unsigned seed)>;
 
 template <typename T>
-std::unique_ptr<Way> Make(int port, int number) {
-  return std::make_unique<T>(port, number);
+std::unique_ptr<Way> Make(int port, unsigned seed) {
+  return std::make_unique<T>(port, seed);
 }
 
-struct Figures {
-  double rate = 0;  // acquisitions a second
-  double p50 = 0;   // of the time to acquire, in milliseconds
-  double p99 = 0;
-  double most = 0;
-  double cpu = 0;       // of the server, microseconds for each acquisition
-  double requests = 0;  // for each acquisition
-  double fairness = 0;  // acquisitions of the luckiest client over those of the unluckiest
+MakeWay WayNamed(const std::string& name) {
+  const std::map<std::string, MakeWay> ways = {{"line", Make<Line>},
+                                               {"polling", Make<Polling>},
+                                               {"token", Make<Token>},
+                                               {"signal", Make<Signal>},
+                                               {"pubsub", Make<Pubsub>}};
+  const auto found = ways.find(name);
+  if (found == ways.end()) Fail("no way is named '" + name + "'");
+  return found->second;
+}
+
+void Empty(Client& client) {
+  Checked(client.Do("FLUSHALL"));
+  Checked(client.Do("RPUSH", "token", 1));
+}
+
+// --- Competing --------------------------------------------------------------------------------
+
+// What one client did while it was measured.
+struct Tally {
+  size_t acquisitions = 0;
+  std::vector<double> waits;  // in milliseconds
 };
 
-double Quantile(const std::vector<double>& sorted, double q) {
-  return sorted[static_cast<size_t>(q * static_cast<double>(sorted.size() - 1))];
-}
+class Contest {
+ public:
+  explicit Contest(const Settings& settings)
+      : settings_(settings), tallies_(static_cast<size_t>(settings.clients)) {}
 
-Figures Run(Server& server, const MakeWay& make, const Settings& settings) {
-  {
-    Client client = server.Connect();
-    client.Do("FLUSHALL");
-    client.Do("RPUSH", "token", "1");
+  void Run() {
+    Client client(settings_.port);
+    Empty(client);
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < tallies_.size(); ++i) threads.emplace_back([this, i] { Compete(i); });
+    while (ready_ < settings_.clients) Pass(Seconds{0.001});
+    go_ = true;
+    Pass(Seconds{0.3});  // until a line has formed
+    const size_t requests_before = requests;
+    const double cpu_before = CpuMicros(settings_.pid);
+    begins_ = Now();
+    Pass(Seconds{settings_.seconds});
+    ends_ = Now();
+    const double cpu = CpuMicros(settings_.pid) - cpu_before;
+    const size_t sent = requests - requests_before;
+    for (std::thread& thread : threads) thread.join();
+    Print(cpu, sent);
   }
-  struct Tally {
-    std::vector<double> waits;  // in milliseconds
-    size_t requests = 0;
-  };
-  std::vector<Tally> tallies(static_cast<size_t>(settings.clients));
-  std::atomic<int> inside = 0;
-  std::atomic<int> ready = 0;
-  std::atomic<bool> go = false;
-  std::atomic<bool> stop = false;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < settings.clients; ++i) {
-    threads.emplace_back([&, i] {
-      const std::unique_ptr<Way> way = make(server.port(), i);
-      Random random(static_cast<unsigned>(i));
-      Tally& tally = tallies[static_cast<size_t>(i)];
-      ++ready;
-      while (!go) Pass(Micros{200});
-      while (!stop) {
-        Pass(Between(0, 10000, random));
-        const auto asked = Clock::now();
-        way->Acquire(random);
-        tally.waits.push_back(Micros(Clock::now() - asked).count() / 1000);
-        if (inside.fetch_add(1) != 0) Fail("two clients hold the lock");
-        Pass(Between(0, 1000, random));
-        inside.fetch_sub(1);
-        way->Release();
+
+ private:
+  static double Now() { return Seconds(Clock::now().time_since_epoch()).count(); }
+
+  void Compete(size_t number) {
+    const unsigned seed = settings_.seed * 1000 + static_cast<unsigned>(number);
+    const std::unique_ptr<Way> way = WayNamed(settings_.way)(settings_.port, seed);
+    Random random(seed);
+    Tally& tally = tallies_[number];
+    ++ready_;
+    while (!go_) Pass(Seconds{0.001});
+    while (Now() < ends_) {
+      if (settings_.think > 0) Pass(UpTo(settings_.think, random));
+      const double asked = Now();
+      way->Acquire();
+      const double got = Now();
+      if (inside_.fetch_add(1) != 0) Fail("two clients hold the lock");
+      Pass(UpTo(1, random));
+      inside_.fetch_sub(1);
+      way->Release();
+      if (got < begins_ || asked > ends_) continue;
+      // A wait that the end has cut counts with what it had lasted by then.
+      tally.waits.push_back(1000 * (std::min<double>(got, ends_) - asked));
+      if (got < ends_) ++tally.acquisitions;
+    }
+  }
+
+  void Print(double cpu, size_t sent) {
+    std::vector<double> waits;
+    size_t acquisitions = 0;
+    size_t most = 0;
+    size_t least = SIZE_MAX;
+    for (const Tally& tally : tallies_) {
+      waits.insert(waits.end(), tally.waits.begin(), tally.waits.end());
+      acquisitions += tally.acquisitions;
+      most = std::max(most, tally.acquisitions);
+      least = std::min(least, tally.acquisitions);
+    }
+    if (acquisitions == 0) Fail("nobody got the lock");
+    std::sort(waits.begin(), waits.end());
+    const auto quantile = [&waits](double q) {
+      return waits[static_cast<size_t>(q * static_cast<double>(waits.size() - 1))];
+    };
+    std::printf(
+        "{\"seconds\": %.4f, \"acquisitions\": %zu, \"requests\": %zu, \"cpu_us\": %.1f, "
+        "\"p50_ms\": %.4f, \"p99_ms\": %.4f, \"max_ms\": %.4f, \"most\": %zu, \"least\": %zu}\n",
+        ends_ - begins_, acquisitions, sent, cpu, quantile(0.5), quantile(0.99), waits.back(), most,
+        least);
+  }
+
+  Settings settings_;
+  std::vector<Tally> tallies_;
+  std::atomic<int> inside_ = 0;
+  std::atomic<int> ready_ = 0;
+  std::atomic<bool> go_ = false;
+  std::atomic<double> begins_ = HUGE_VAL;
+  std::atomic<double> ends_ = HUGE_VAL;
+};
+
+// --- Handing over -----------------------------------------------------------------------------
+
+// A server where clients stand in one line, driven by this thread.
+class LongLine {
+ public:
+  LongLine(int port, int pid, int waiters, const Settings& settings) : pid_(pid) {
+    Client client(port);
+    Empty(client);
+    for (int i = 0; i <= waiters; ++i) {
+      const unsigned seed = settings.seed + static_cast<unsigned>(i);
+      if (settings.way == "line") {
+        line_.push_back(std::make_unique<Line>(port, seed));
+      } else if (settings.way == "token") {
+        line_.push_back(std::make_unique<Token>(port, seed));
+      } else {
+        Fail("this way needs a thread for each client");
       }
-      tally.requests = way->requests();
-    });
+      line_.back()->Begin();
+      Checked(client.Do("PING"));  // comes behind: the order of numbers is the order of service
+    }
+    const std::string all = "blocked_clients:" + std::to_string(waiters) + "\r";
+    if (!Eventually([&] {
+          return Checked(client.Do("INFO", "clients")).text.find(all) != std::string::npos;
+        })) {
+      Fail("the line did not form");
+    }
   }
-  while (ready < settings.clients) Pass(Micros{200});
-  const double cpu_before = CpuMicros(server.pid());
-  const auto began = Clock::now();
-  go = true;
-  LetPass(Milliseconds{static_cast<int>(settings.seconds * 1000)});
-  stop = true;
-  const double seconds = Micros(Clock::now() - began).count() / 1e6;
-  const double cpu = CpuMicros(server.pid()) - cpu_before;
-  size_t counted = 0;
-  for (const Tally& tally : tallies) counted += tally.waits.size();
-  for (std::thread& thread : threads) thread.join();
 
-  Figures figures;
-  std::vector<double> waits;
-  size_t requests = 0;
-  size_t luckiest = 0;
-  size_t unluckiest = SIZE_MAX;
-  for (const Tally& tally : tallies) {
-    waits.insert(waits.end(), tally.waits.begin(), tally.waits.end());
-    requests += tally.requests;
-    luckiest = std::max(luckiest, tally.waits.size());
-    unluckiest = std::min(unluckiest, tally.waits.size());
+  // Whoever is served releases and goes to the end of the line again.
+  void HandOver(int count) {
+    for (; count > 0; --count) {
+      OneRequest& holder = *line_[next_];
+      holder.Await();
+      holder.Release();
+      holder.Begin();
+      next_ = (next_ + 1) % line_.size();
+    }
   }
-  std::sort(waits.begin(), waits.end());
-  figures.rate = static_cast<double>(counted) / seconds;
-  figures.p50 = Quantile(waits, 0.5);
-  figures.p99 = Quantile(waits, 0.99);
-  figures.most = waits.back();
-  figures.cpu = cpu / static_cast<double>(counted);
-  figures.requests = static_cast<double>(requests) / static_cast<double>(waits.size());
-  figures.fairness =
-      static_cast<double>(luckiest) / static_cast<double>(std::max<size_t>(unluckiest, 1));
-  return figures;
-}
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return Quantile(values, 0.5);
-}
+  // What so many hand-overs cost the server in microseconds of CPU time, each, without its cron.
+  double Measure(int count) {
+    const auto began = Clock::now();
+    const double before = CpuMicros(pid_);
+    HandOver(count);
+    const double cpu = CpuMicros(pid_) - before;
+    const double micros = 1e6 * Seconds(Clock::now() - began).count();
+    return (cpu - cron_ * micros) / count;
+  }
 
-void CompareWays(const Settings& settings) {
-  const std::vector<std::pair<const char*, MakeWay>> ways = {{"line", Make<InLine>},
-                                                             {"polling", Make<Polling>},
-                                                             {"blpop", Make<Blpop>},
-                                                             {"pubsub", Make<Pubsub>}};
-  Server server;
-  std::map<std::string, std::vector<Figures>> results;
-  Random shuffle(1);
+  void BeginIdle() { cron_ = -CpuMicros(pid_); }
+  void EndIdle(Seconds time) { cron_ = (cron_ + CpuMicros(pid_)) / (1e6 * time.count()); }
+  double cron() const { return cron_; }
+
+ private:
+  int pid_;
+  std::vector<std::unique_ptr<OneRequest>> line_;
+  size_t next_ = 0;
+  double cron_ = 0;  // the share of its time that the server works while nothing happens
+};
+
+// Measures the lines in turns, so that what disturbs the machine disturbs all of them.
+void MeasureHandOvers(const Settings& settings) {
+  std::vector<LongLine> lines;
+  for (const auto& [port, pid, waiters] : settings.servers) {
+    lines.emplace_back(port, pid, waiters, settings);
+  }
+  for (LongLine& line : lines) line.HandOver(settings.count);
+  const Seconds idle{1};
+  for (LongLine& line : lines) line.BeginIdle();
+  Pass(idle);
+  for (LongLine& line : lines) line.EndIdle(idle);
+  std::vector<std::vector<double>> micros(lines.size());
+  std::vector<size_t> order(lines.size());
+  std::iota(order.begin(), order.end(), 0);
+  Random random(settings.seed);
   for (int round = 0; round < settings.rounds; ++round) {
-    std::vector<size_t> order(ways.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::shuffle(order.begin(), order.end(), shuffle);
-    for (const size_t i : order) {
-      results[ways[i].first].push_back(Run(server, ways[i].second, settings));
+    std::shuffle(order.begin(), order.end(), random);
+    for (const size_t i : order) micros[i].push_back(lines[i].Measure(settings.count));
+  }
+  std::printf("[");
+  for (size_t i = 0; i < lines.size(); ++i) {
+    std::printf("%s{\"waiters\": %d, \"cron_share\": %.6f, \"cpu_us\": [", i == 0 ? "" : ", ",
+                settings.servers[i].waiters, lines[i].cron());
+    for (size_t k = 0; k < micros[i].size(); ++k) {
+      std::printf("%s%.3f", k == 0 ? "" : ", ", micros[i][k]);
     }
-    std::fprintf(stderr, "contention: round %d of %d\n", round + 1, settings.rounds);
+    std::printf("]}");
   }
-  std::printf(
-      "%d clients, one lock, hold 0 to 1 ms, think 0 to 10 ms, median of %d rounds of %.1f s\n\n",
-      settings.clients, settings.rounds, settings.seconds);
-  std::printf(
-      "| way | acquisitions/s | p50 ms | p99 ms | max ms | server CPU us each | requests each | "
-      "most/least |\n");
-  std::printf("|---|---|---|---|---|---|---|---|\n");
-  for (const auto& [name, make] : ways) {
-    const std::vector<Figures>& all = results[name];
-    const auto median = [&all](double Figures::*field) {
-      std::vector<double> values;
-      values.reserve(all.size());
-      for (const Figures& figures : all) values.push_back(figures.*field);
-      return Median(values);
-    };
-    std::printf("| %s | %.0f | %.2f | %.2f | %.1f | %.1f | %.2f | %.2f |\n", name,
-                median(&Figures::rate), median(&Figures::p50), median(&Figures::p99),
-                median(&Figures::most), median(&Figures::cpu), median(&Figures::requests),
-                median(&Figures::fairness));
-  }
-  std::printf("\n| line against | acquisitions/s | p99 | server CPU each |\n|---|---|---|---|\n");
-  for (const auto& way : ways) {
-    const std::string name = way.first;
-    if (name == "line") continue;
-    // Paired within each round: the machine's mood cancels out.
-    const auto ratio = [&](double Figures::*field) {
-      std::vector<double> values;
-      for (size_t i = 0; i < results[name].size(); ++i) {
-        values.push_back(results["line"][i].*field / results[name][i].*field);
-      }
-      return Median(values);
-    };
-    std::printf("| %s | %.2f times | 1/%.1f | %.2f times |\n", name.c_str(), ratio(&Figures::rate),
-                1 / ratio(&Figures::p99), ratio(&Figures::cpu));
-  }
-}
-
-// --- Part 2: the cost of a hand-over ----------------------------------------------------------
-
-// Server CPU, in microseconds, for each hand-over while `waiters` clients wait; what the server
-// spends on that many idle clients in the same time (its cron) is taken off.
-double HandoverMicros(int waiters, int handovers) {
-  Server server({.args = {"--maxclients", "20000", "--turnstile.max-waiters", "20000"}});
-  std::vector<Client> clients;
-  const auto enqueue = [&](int i) {
-    clients[static_cast<size_t>(i)].Send("LOCK.ACQUIRE", "lock", "owner-" + std::to_string(i), "PX",
-                                         600000, "WAIT", 600000);
-  };
-  Client admin = server.Connect();
-  for (int i = 0; i <= waiters; ++i) {
-    clients.push_back(server.Connect());
-    enqueue(i);
-    // One after the other: the order of arrival is the order of service.
-    if (i > 0 && i % 100 == 0) {
-      Eventually([&] { return admin.Do("LOCK.INFO", "lock").Field("waiting") == Reply::Int(i); });
-    }
-  }
-  if (!Eventually(
-          [&] { return admin.Do("LOCK.INFO", "lock").Field("waiting") == Reply::Int(waiters); })) {
-    Fail("the line did not form");
-  }
-  // The next in line is the next number: whoever was served goes to the end again.
-  const auto pass_on = [&](int count, int first) {
-    for (int done = 0; done < count; ++done) {
-      const int i = (first + done) % (waiters + 1);
-      Client& client = clients[static_cast<size_t>(i)];
-      if (!client.Read(Milliseconds{20000}).IsInteger()) Fail("out of order");
-      client.Send("LOCK.RELEASE", "lock", "owner-" + std::to_string(i));
-      if (client.Read() != Reply::Int(1)) Fail("a release was refused");
-      enqueue(i);
-    }
-    return (first + count) % (waiters + 1);
-  };
-  const int next = pass_on(1000, 0);
-  const double idle_before = CpuMicros(server.pid());
-  const auto idle_began = Clock::now();
-  LetPass(Milliseconds{2000});
-  const double idle =
-      (CpuMicros(server.pid()) - idle_before) / Micros(Clock::now() - idle_began).count();
-  const double before = CpuMicros(server.pid());
-  const auto began = Clock::now();
-  pass_on(handovers, next);
-  const double spent = CpuMicros(server.pid()) - before;
-  return (spent - idle * Micros(Clock::now() - began).count()) / handovers;
-}
-
-void MeasureHandovers() {
-  constexpr int kHandovers = 20000;
-  std::printf(
-      "\n| waiting clients | server CPU us for each hand-over (a RELEASE and an ACQUIRE … WAIT) "
-      "|\n|---|---|\n");
-  for (const int waiters : {10, 100, 1000, 9000}) {
-    std::vector<double> values;
-    for (int round = 0; round < 3; ++round) values.push_back(HandoverMicros(waiters, kHandovers));
-    std::printf("| %d | %.1f |\n", waiters, Median(values));
-    std::fflush(stdout);
-  }
+  std::printf("]\n");
 }
 
 int Main(int argc, char** argv) {
   Settings settings;
-  for (int i = 1; i + 1 < argc; i += 2) {
+  const std::string task = argc > 1 ? argv[1] : "";
+  for (int i = 2; i + 1 < argc; i += 2) {
     const std::string option = argv[i];
-    if (option == "--seconds") settings.seconds = std::atof(argv[i + 1]);
-    if (option == "--rounds") settings.rounds = std::atoi(argv[i + 1]);
-    if (option == "--clients") settings.clients = std::atoi(argv[i + 1]);
+    const char* value = argv[i + 1];
+    if (option == "--port") settings.port = std::atoi(value);
+    if (option == "--pid") settings.pid = std::atoi(value);
+    if (option == "--server") {
+      ServerWithLine& server = settings.servers.emplace_back();
+      if (std::sscanf(value, "%d,%d,%d", &server.port, &server.pid, &server.waiters) != 3) {
+        Fail("--server needs PORT,PID,WAITERS");
+      }
+    }
+    if (option == "--way") settings.way = value;
+    if (option == "--clients") settings.clients = std::atoi(value);
+    if (option == "--think") settings.think = std::atof(value);
+    if (option == "--seconds") settings.seconds = std::atof(value);
+    if (option == "--seed") settings.seed = static_cast<unsigned>(std::atoi(value));
+    if (option == "--rounds") settings.rounds = std::atoi(value);
+    if (option == "--count") settings.count = std::atoi(value);
   }
   rlimit files{};
   getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max;
   setrlimit(RLIMIT_NOFILE, &files);
-  CompareWays(settings);
-  MeasureHandovers();
+  if (task == "compete") {
+    Contest(settings).Run();
+  } else if (task == "hand-over") {
+    MeasureHandOvers(settings);
+  } else {
+    Fail("say compete or hand-over");
+  }
   return 0;
 }
 

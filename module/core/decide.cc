@@ -218,19 +218,37 @@ std::vector<Ended> Overdue(const Place& place, Instant now) {
   return overdue;
 }
 
-std::vector<Ended> OverdueBefore(const Place& place, const Change& next, Instant now) {
-  Owner changed{};
-  if (const auto* held = std::get_if<Held>(&next); held != nullptr) {
-    if (!Joins(place.lock, held->mode)) return {};
-    changed = held->hold.owner;
-  } else if (const auto* released = std::get_if<Released>(&next); released != nullptr) {
-    changed = released->owner;
-  } else if (const auto* ended = std::get_if<Ended>(&next); ended != nullptr) {
-    changed = ended->owner;
-  }
+namespace {
+
+// Those of others than `owner`, who is in the lock or about to join it.
+std::vector<Ended> OverdueBut(Owner owner, const Place& place, Instant now) {
   std::vector<Ended> overdue = Overdue(place, now);
-  std::erase_if(overdue, [&](const Ended& ended) { return ended.owner == changed; });
+  std::erase_if(overdue, [&](const Ended& ended) { return ended.owner == owner; });
   return overdue;
+}
+
+// Whether the owner, who is in the lock, is there with others.
+bool HasCompany(const Place& place) { return place.lock != nullptr && place.lock->size() > 1; }
+
+}  // namespace
+
+std::vector<Ended> OverdueBefore(const Place& place, const Held& next, Instant now) {
+  if (!Joins(place.lock, next.mode)) return {};  // it takes their place
+  return OverdueBut(next.hold.owner, place, now);
+}
+
+std::vector<Ended> OverdueBefore(const Place& place, const Released& next, Instant now) {
+  if (!HasCompany(place)) return {};
+  return OverdueBut(next.owner, place, now);
+}
+
+std::vector<Ended> OverdueBefore(const Place& place, const Ended& next, Instant now) {
+  if (!HasCompany(place)) return {};
+  return OverdueBut(next.owner, place, now);
+}
+
+std::vector<Ended> OverdueBefore(const Place& place, const Change& next, Instant now) {
+  return std::visit([&](const auto& fact) { return OverdueBefore(place, fact, now); }, next);
 }
 
 std::optional<Hold> CurrentHold(const Place& place, Instant now) {

@@ -141,6 +141,11 @@ inline constexpr Instant kBeforeAnyEnd = kMinInstant;
 
 // The holds that keep nobody out any more and that `next` would leave in the lock: each must be
 // told as ended before `next` is.
+std::vector<Ended> OverdueBefore(const Place& place, const Held& next, Instant now);
+std::vector<Ended> OverdueBefore(const Place& place, const Released& next, Instant now);
+std::vector<Ended> OverdueBefore(const Place& place, const Ended& next, Instant now);
+inline std::vector<Ended> OverdueBefore(const Place&, const PlainFreed&, Instant) { return {}; }
+inline std::vector<Ended> OverdueBefore(const Place&, const PlainExtended&, Instant) { return {}; }
 std::vector<Ended> OverdueBefore(const Place& place, const Change& next, Instant now);
 // All such holds.
 std::vector<Ended> Overdue(const Place& place, Instant now);

@@ -1,6 +1,8 @@
 #include "core/encoding.h"
 
+#include <algorithm>
 #include <limits>
+#include <new>
 #include <optional>
 #include <vector>
 
@@ -78,9 +80,7 @@ std::optional<Mode> ToMode(uint64_t number) {
   return std::nullopt;
 }
 
-std::unique_ptr<Lock> DecodeManyHolds(ByteReader& reader) {
-  const std::optional<Mode> mode = ToMode(reader.TakeNumber(1));
-  if (!mode.has_value()) return nullptr;
+std::unique_ptr<Lock> DecodeHolds(ByteReader& reader, Mode mode, size_t least) {
   std::vector<Hold> holds;
   do {
     Hold hold = TakeFixedFields(reader);
@@ -91,15 +91,42 @@ std::unique_ptr<Lock> DecodeManyHolds(ByteReader& reader) {
     if (!holds.empty() && hold.owner.bytes <= holds.back().owner.bytes) return nullptr;
     holds.push_back(hold);
   } while (!reader.AtEnd());
-  if (holds.size() > 1 && *mode == Mode::kExclusive) return nullptr;
-  return std::unique_ptr<Lock>(Lock::Make(*mode, holds));
+  if (holds.size() < least || (holds.size() > 1 && mode == Mode::kExclusive)) return nullptr;
+  return std::unique_ptr<Lock>(Lock::Make(mode, holds));
+}
+
+std::unique_ptr<Lock> DecodeManyHolds(ByteReader& reader) {
+  const std::optional<Mode> mode = ToMode(reader.TakeNumber(1));
+  return mode.has_value() ? DecodeHolds(reader, *mode, /*least=*/1) : nullptr;
+}
+
+// See Lock::AsBytes. Before several holds stands a word that no record begins with.
+constexpr uint64_t kSeveral = uint64_t{1} << 63;
+constexpr int kModeAt = 61;
+
+std::unique_ptr<Lock> DecodeOneRecord(std::string_view bytes) {
+  auto* copy = static_cast<char*>(::operator new(bytes.size()));
+  std::copy(bytes.begin(), bytes.end(), copy);
+  std::unique_ptr<Lock> lock(Lock::Adopt(copy, bytes.size()));
+  if (lock == nullptr) ::operator delete(copy);
+  return lock;
+}
+
+std::unique_ptr<Lock> DecodeRecords(std::string_view bytes) {
+  ByteReader reader(bytes);
+  const uint64_t head = reader.TakeNumber(8);
+  if ((head & kSeveral) == 0) return DecodeOneRecord(bytes);
+  const std::optional<Mode> mode = ToMode((head & ~kSeveral) >> kModeAt);
+  const bool pure = (head & ((uint64_t{1} << kModeAt) - 1)) == 0;
+  return mode.has_value() && pure ? DecodeHolds(reader, *mode, /*least=*/2) : nullptr;
 }
 
 }  // namespace
 
 std::string Encode(const Lock& lock) {
+  if (lock.size() == 1) return std::string(lock.AsBytes());
   std::string out;
-  Put(out, static_cast<uint64_t>(lock.mode()), 1);
+  Put(out, kSeveral | static_cast<uint64_t>(lock.mode()) << kModeAt, 8);
   for (size_t i = 0; i < lock.size(); ++i) {
     const Hold hold = lock.at(Lock::Order::kByOwner, i);
     Put(out, hold.token.value, 8);
@@ -120,8 +147,19 @@ std::unique_ptr<Lock> Decode(std::string_view bytes, EncodingVersion version) {
       return DecodeOneHold(reader);
     case EncodingVersion::kManyHolds:
       return DecodeManyHolds(reader);
+    case EncodingVersion::kRecords:
+      return DecodeRecords(bytes);
   }
   return nullptr;
+}
+
+std::unique_ptr<Lock> DecodeAndTake(char* bytes, size_t size, EncodingVersion version) {
+  if (version == EncodingVersion::kRecords) {
+    if (Lock* lock = Lock::Adopt(bytes, size); lock != nullptr) return std::unique_ptr<Lock>(lock);
+  }
+  std::unique_ptr<Lock> lock = Decode({bytes, size}, version);
+  ::operator delete(bytes);
+  return lock;
 }
 
 }  // namespace turnstile

@@ -20,14 +20,18 @@ namespace turnstile {
 enum class EncodingVersion : int {
   kOneHold = 1,    // token, since, end, owner
   kManyHolds = 2,  // mode; for each hold: token, since, end, linger, count, owner
+  kRecords = 3,    // one hold: as it is in memory; several: as in 2, after a word with the mode
 };
-inline constexpr EncodingVersion kCurrentEncoding = EncodingVersion::kManyHolds;
+inline constexpr EncodingVersion kCurrentEncoding = EncodingVersion::kRecords;
 
 // In the current version. Equal locks give equal bytes.
 std::string Encode(const Lock& lock);
 
 // The lock, or null if the bytes are not exactly what that version writes. Safe on any bytes.
 std::unique_ptr<Lock> Decode(std::string_view bytes, EncodingVersion version);
+// The same of bytes that come from operator new and are the lock's or gone afterwards: a lock of
+// one hold is not copied.
+std::unique_ptr<Lock> DecodeAndTake(char* bytes, size_t size, EncodingVersion version);
 
 }  // namespace turnstile
 

@@ -1,5 +1,7 @@
 #include "core/fact.h"
 
+#include <algorithm>
+#include <charconv>
 #include <limits>
 
 namespace turnstile {
@@ -36,21 +38,41 @@ bool ParseDetails(Args args, Held& held) {
   return args.empty();
 }
 
-std::optional<Fact> ParseHeld(Args args) {
-  constexpr size_t kFixedArgs = 6;
-  if (args.size() < kFixedArgs) return std::nullopt;
-  const auto token = ParseToken(args[3]);
-  const auto since = ParseDigits(args[4]);
-  const auto end = ParseDigits(args[5]);
+std::optional<HeldFact> MakeHeld(std::string_view key, std::string_view owner, Args numbers,
+                                 Args details) {
+  const auto token = ParseToken(numbers[0]);
+  const auto since = ParseDigits(numbers[1]);
+  const auto end = ParseDigits(numbers[2]);
   if (!token.has_value() || !since.has_value() || !end.has_value()) return std::nullopt;
-  Held held{.hold = {.owner = Owner{args[2]},
+  Held held{.hold = {.owner = Owner{owner},
                      .token = *token,
                      .since = Instant{Millis{*since}},
                      .end = Instant{Millis{*end}}}};
-  if (!ParseDetails(args.subspan(kFixedArgs), held) || !IsWellFormed(held.hold)) {
-    return std::nullopt;
+  if (!ParseDetails(details, held) || !IsWellFormed(held.hold)) return std::nullopt;
+  return HeldFact{.key = key, .held = held};
+}
+
+// HELD key owner token since-ms end-ms …
+std::optional<HeldFact> TryParseOldHeld(Args args) {
+  constexpr size_t kFixedArgs = 6;
+  if (args.size() < kFixedArgs) return std::nullopt;
+  return MakeHeld(args[1], args[2], args.subspan(3, 3), args.subspan(kFixedArgs));
+}
+
+// key owner "token since-ms end-ms" …
+std::optional<HeldFact> TryParseHeld(Args args) {
+  constexpr size_t kFixedArgs = 3;
+  if (args.size() < kFixedArgs) return std::nullopt;
+  std::array<std::string_view, 3> numbers;
+  std::string_view rest = args[2];
+  for (std::string_view& number : numbers) {
+    number = rest.substr(0, rest.find(' '));
+    rest.remove_prefix(std::min(number.size() + 1, rest.size()));
   }
-  return HeldFact{.key = args[1], .held = held};
+  // Nothing is left over, not even a space at the end.
+  const size_t size = numbers[0].size() + numbers[1].size() + numbers[2].size() + 2;
+  if (size != args[2].size()) return std::nullopt;
+  return MakeHeld(args[0], args[1], numbers, args.subspan(kFixedArgs));
 }
 
 std::optional<Fact> ParseEnded(Args args) {
@@ -70,7 +92,7 @@ std::optional<Fact> ParseEnded(Args args) {
 
 std::optional<Fact> TryParse(Args args) {
   if (args.empty()) return std::nullopt;
-  if (IsKeyword(args[0], kFactHeld)) return ParseHeld(args);
+  if (IsKeyword(args[0], kFactHeld)) return TryParseOldHeld(args);
   if (IsKeyword(args[0], kFactEnded)) return ParseEnded(args);
   if (IsKeyword(args[0], kFactFloor) && args.size() == 2) {
     const auto token = ParseToken(args[1]);
@@ -117,6 +139,24 @@ Parsed<Fact> ParseFact(Args args) {
   return ParseError{
       "ERR not a fact: expected HELD key owner token since-ms end-ms [SHARED | LIMIT] [COUNT n] "
       "[LINGER ms], ENDED key owner [SESSION | UNDELIVERED], or FLOOR token"};
+}
+
+Parsed<HeldFact> ParseHeldFact(Args args) {
+  if (const auto fact = TryParseHeld(args); fact.has_value()) return *fact;
+  return ParseError{
+      "ERR not a fact: expected key owner \"token since-ms end-ms\" [SHARED | LIMIT] [COUNT n] "
+      "[LINGER ms]"};
+}
+
+HeldNumbers::HeldNumbers(const Hold& hold) {
+  char* at = digits_.data();
+  char* const end = at + digits_.size();
+  at = std::to_chars(at, end, hold.token.value).ptr;
+  for (const Instant moment : {hold.since, hold.end}) {
+    *at++ = ' ';
+    at = std::to_chars(at, end, moment.time_since_epoch().count()).ptr;
+  }
+  size_ = static_cast<size_t>(at - digits_.data());
 }
 
 }  // namespace turnstile

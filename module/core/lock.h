@@ -26,6 +26,7 @@
 #include <new>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <variant>
 
 #include "core/types.h"
@@ -57,13 +58,16 @@ class Lock {
   static Lock* Make(const Held& held);
   // Of one hold or more, no two of the same owner.
   static Lock* Make(Mode mode, std::span<const Hold> holds);
+  // The lock of one hold whose AsBytes() these are, or null. They come from operator new, and
+  // belong to the lock if there is one.
+  static Lock* Adopt(char* bytes, size_t size);
   static void operator delete(Lock* lock, std::destroying_delete_t destroying);
   ~Lock() = default;
 
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
-  Mode mode() const { return static_cast<Mode>(mode_); }
+  Mode mode() const { return static_cast<Mode>(head_ >> kModeAt & 0x3); }
 
   // Holds can be read in three orders. The owners in them are views into this lock.
   enum class Order { kByOwner, kByToken, kByClosing };
@@ -81,26 +85,40 @@ class Lock {
   // The sum of `size_of` over all allocations of this lock.
   size_t Allocated(size_t (*size_of)(void*)) const;
   // Whether this object is its only allocation, which can be moved as bytes.
-  bool IsOneAllocation() const { return !many_; }
+  bool IsOneAllocation() const { return !many(); }
+
+  // A lock of one hold as bytes, the same for the same hold: docs/storage-format.md calls it a
+  // record. The topmost bit of its first 8 bytes, which are little-endian, is zero.
+  std::string_view AsBytes() const;
 
  protected:
-  Lock(Mode mode, bool many) : mode_(static_cast<uint64_t>(mode) & 0x3), many_(many) {}
+  // The first word of a lock: of one hold its token, the size of its owner less one and its mode;
+  // of many holds only the mode, and the topmost bit.
+  static constexpr int kOwnerSizeAt = 53;
+  static constexpr int kModeAt = 61;
+  static constexpr int kManyAt = 63;
+  static constexpr uint64_t ManyHead(Mode mode) {
+    return static_cast<uint64_t>(mode) << kModeAt | uint64_t{1} << kManyAt;
+  }
 
-  // One word for both kinds; the first two belong to a lock of one hold.
-  uint64_t token_ : 53 = 0;
-  uint64_t owner_size_less_one_ : 8 = 0;
-  uint64_t mode_ : 2;
-  uint64_t many_ : 1;
+  explicit Lock(uint64_t head) : head_(head) {}
+
+  uint64_t head_;
 
  private:
   class One;
   class Many;
 
+  bool many() const { return head_ >> kManyAt != 0; }
   const One& record(Order order, size_t index) const;
+  const One* Seek(Owner owner) const;
+  // What is left of the lock without this holder.
+  Lock* Without(Owner holder);
   // The index of the first hold that is not `before`, or size().
   template <typename Before>
   size_t Search(Order order, Before before) const;
 
+  friend bool EndsHold(const Lock& lock, const Released& released);
   friend Lock* Apply(Lock* lock, const Held& held);
   friend Lock* Apply(Lock* lock, const Released& released);
   friend Lock* Apply(Lock* lock, const Ended& ended);

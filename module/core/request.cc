@@ -1,7 +1,7 @@
 #include "core/request.h"
 
 #include <algorithm>
-#include <charconv>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -43,20 +43,16 @@ class Reader {
 
   Owner TakeOwner() {
     const std::string_view bytes = Take("an owner");
-    if (bytes.empty() || bytes.size() > kMaxOwnerBytes) {
-      Fail("the owner must have 1 to " + std::to_string(kMaxOwnerBytes) + " bytes, not " +
-           std::to_string(bytes.size()));
-    }
+    if (bytes.empty() || bytes.size() > kMaxOwnerBytes) FailOnOwner(bytes.size());
     return Owner{bytes};
   }
 
   // A number from `least` to `most`; `what` names it in messages.
   int64_t TakeNumber(std::string_view what, int64_t least, int64_t most) {
-    const std::string_view text = Take("the number after " + std::string(what));
+    const std::string_view text = Take("the number after ", what);
     const auto number = ParseDigits(text);
     if (number.has_value() && *number >= least && *number <= most) return *number;
-    Fail(std::string(what) + " must be a whole number from " + std::to_string(least) + " to " +
-         std::to_string(most) + " in plain digits, not " + Quoted(text));
+    FailOnNumber(what, least, most, text);
     return least;
   }
 
@@ -103,7 +99,7 @@ class Reader {
   }
 
   template <typename Request>
-  Parsed<Request> Finish(Request request) {
+  Parsed<Request> Finish(const Request& request) {
     if (!AtEnd()) FailOnUnknown({});
     if (failed()) return ParseError{std::move(error_)};
     return request;
@@ -112,9 +108,24 @@ class Reader {
  private:
   bool failed() const { return !error_.empty(); }
 
-  std::string_view Take(std::string_view what) {
+  // Messages are made apart from the way of a request that is right.
+  [[gnu::cold]] void FailOnMissing(std::string_view what, std::string_view which) {
+    Fail("syntax error: " + std::string(what) + std::string(which) + " is missing");
+  }
+  [[gnu::cold]] void FailOnOwner(size_t size) {
+    Fail("the owner must have 1 to " + std::to_string(kMaxOwnerBytes) + " bytes, not " +
+         std::to_string(size));
+  }
+  [[gnu::cold]] void FailOnNumber(std::string_view what, int64_t least, int64_t most,
+                                  std::string_view text) {
+    Fail(std::string(what) + " must be a whole number from " + std::to_string(least) + " to " +
+         std::to_string(most) + " in plain digits, not " + Quoted(text));
+  }
+
+  // `what`, with `which` behind it, names it in messages.
+  std::string_view Take(std::string_view what, std::string_view which = "") {
     if (AtEnd()) {
-      Fail("syntax error: " + std::string(what) + " is missing");
+      FailOnMissing(what, which);
       return {};
     }
     const std::string_view taken = rest_.front();
@@ -333,12 +344,17 @@ Parsed<TopRequest> ParseTop(Args args) {
 }
 
 std::optional<int64_t> ParseDigits(std::string_view text) {
-  if (!IsDigits(text)) return std::nullopt;
-  if (text.front() == '0' && text.size() > 1) return std::nullopt;
-  int64_t number = 0;
-  const auto result = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (result.ec != std::errc{}) return std::nullopt;
-  return number;
+  constexpr size_t kMostDigits = 19;  // which are less than 2^64
+  const bool leads_with_zero = text.size() > 1 && text.front() == '0';
+  if (text.empty() || text.size() > kMostDigits || leads_with_zero) return std::nullopt;
+  uint64_t number = 0;
+  for (const char c : text) {
+    if (c < '0' || c > '9') return std::nullopt;
+    number = number * 10 + static_cast<uint64_t>(c - '0');
+  }
+  constexpr auto kMost = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  if (number > kMost) return std::nullopt;
+  return static_cast<int64_t>(number);
 }
 
 bool IsKeyword(std::string_view text, std::string_view keyword) {

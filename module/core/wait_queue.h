@@ -234,10 +234,10 @@ class WaitQueue {
   Line* FirstWoken(Instant now);
 
   // Calls `offer` with each who stands in the line, from the front, and says who stands before it.
-  // `offer` takes the waiter out and returns kLeft; or it leaves it where it is and says whether
-  // this lock or only another one keeps it waiting. Whom this lock keeps waiting keeps waiting all
-  // behind it.
-  enum class Offered { kLeft, kBlockedHere, kBlockedElsewhere };
+  // `offer` takes the waiter out and returns kLeft, or kTookAll if it holds the lock alone now; or
+  // it leaves it where it is and says whether this lock or only another one keeps it waiting. Whom
+  // this lock keeps waiting keeps waiting all behind it.
+  enum class Offered { kLeft, kTookAll, kBlockedHere, kBlockedElsewhere };
   template <typename Offer>
   void Settle(Line& line, Offer offer);
 
@@ -294,13 +294,15 @@ void WaitQueue::Settle(Line& line, Offer offer) {
   Crowd ahead;
   Offered offered = Offered::kLeft;
   // Whoever leaves takes only its own places along, and with the last of them the line.
-  for (Place* place = line.places_.first(); place != nullptr && offered != Offered::kBlockedHere;) {
+  Place* place = line.places_.first();
+  while (place != nullptr && offered != Offered::kBlockedHere && offered != Offered::kTookAll) {
     Waiter& waiter = *place->waiter_;
     place = place->link_.after;
     offered = offer(waiter, std::as_const(ahead));
-    if (offered != Offered::kLeft) ahead.Add(waiter.request_.mode, waiter.request_.limit);
+    const bool stays = offered == Offered::kBlockedHere || offered == Offered::kBlockedElsewhere;
+    if (stays) ahead.Add(waiter.request_.mode, waiter.request_.limit);
   }
-  if (ahead.size > 0) woken_.erase(&line);
+  if (ahead.size > 0 || place != nullptr) woken_.erase(&line);
 }
 
 // For a cycle, which is not empty:

@@ -191,9 +191,11 @@ const Command kCommands[] = {
     {kProbeCommand, HandleProbe, "write deny-oom fast", "",
      Info("Internal: asks whether the server allows a write now; changes nothing.", kConstant, 2,
           updated_key, key_only)},
+    {kHeldCommand, HandleHeld, "write fast", "",
+     Info("Internal: carries what a primary granted to its replicas and its AOF.", kByHolders, -4,
+          updated_key, nullptr)},
     {kFactCommand, HandleFact, "write fast getkeys-api", "",
-     Info("Internal: carries what a primary decided to its replicas and its AOF.", kByHolders, -3,
-          nullptr, nullptr)},
+     Info("Internal: carries what else a primary decided.", kByHolders, -3, nullptr, nullptr)},
 };
 
 bool IsForCallers(const Command& command) { return *command.categories != '\0'; }

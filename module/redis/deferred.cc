@@ -11,6 +11,7 @@
 #include "redis/events.h"
 #include "redis/lock_type.h"
 #include "redis/server_sessions.h"
+#include "redis/server_state.h"
 #include "redis/tokens.h"
 #include "redis/waiters.h"
 
@@ -40,7 +41,7 @@ void SetBack(RedisModuleCtx* ctx, const KeyName& tampered, Instant now) {
   LockKey key(ctx, name.get(), LockKey::Access::kChange);
   if (const Lock* lock = key.lock(); lock != nullptr && key.expiry() != lock->closes()) {
     const Held last{lock->mode(), lock->at(Lock::Order::kByClosing, lock->size() - 1)};
-    CarryOut(ctx, key, last, now, Carrier::kNobody);
+    CarryOut(ctx, key, last, now, Carrier::kDeferred);
   }
 }
 
@@ -109,7 +110,14 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
 
 // The server forks to write down all data: for a file, or for a replica.
 void OnFork(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t moment, void* /*data*/) {
-  if (moment == REDISMODULE_SUBEVENT_FORK_CHILD_BORN) Tokens().TellFloorAgain(WallNow());
+  if (moment != REDISMODULE_SUBEVENT_FORK_CHILD_BORN) return;
+  Tokens().TellFloorAgain(WallNow());
+  TheServer().MayHaveChanged();
+}
+
+void OnReplicaOrLoading(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t /*moment*/,
+                        void* /*data*/) {
+  TheServer().MayHaveChanged();
 }
 
 void OnFlush(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, void* data) {
@@ -145,6 +153,7 @@ void OnAsyncLoad(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t momen
 
 void OnRoleChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t role,
                   void* /*data*/) {
+  TheServer().MayHaveChanged();
   if (role != REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA) {
     TheWaiters().Promoted();
     return;
@@ -159,6 +168,12 @@ void OnClientChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_
                     void* data) {
   if (change != REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED) return;
   TheSessions().ConnectionClosed(static_cast<RedisModuleClientInfo*>(data)->id);
+}
+
+void OnModuleChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t change,
+                    void* data) {
+  const std::string_view name = static_cast<RedisModuleModuleChange*>(data)->module_name;
+  if (change == REDISMODULE_SUBEVENT_MODULE_LOADED && name != kModuleName) TheServer().ModuleCame();
 }
 
 constexpr std::string_view kMovedTo = "move_to";
@@ -196,8 +211,8 @@ int OnKeyEvent(RedisModuleCtx* ctx, int type, const char* event, RedisModuleStri
     Events().Evicted({RedisModule_GetSelectedDb(ctx), ToView(name)});
   }
   if (Waiters& waiters = TheWaiters(); !waiters.empty()) waiters.KeyChanged(ctx, name);
-  if (!MayTamper(event)) return REDISMODULE_OK;
-  const bool decides = SourceOf(ctx) == Source::kCaller;
+  if (StoredLocks() == 0 || !MayTamper(event)) return REDISMODULE_OK;
+  const bool decides = TheServer().SourceOf(ctx) == Source::kCaller;
   if (!decides && event != kMovedTo) return REDISMODULE_OK;
   // Opened for change because that, unlike a look, leaves the server's hit counters alone.
   const LockKey key(ctx, name, LockKey::Access::kChange);
@@ -211,21 +226,23 @@ int OnKeyEvent(RedisModuleCtx* ctx, int type, const char* event, RedisModuleStri
 
 bool SubscribeToEvents(RedisModuleCtx* ctx) {
   Events().Register(ctx);
-  return RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_EventLoop, PayDebts) ==
-             REDISMODULE_OK &&
-         RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_ReplicationRoleChanged,
-                                            OnRoleChange) == REDISMODULE_OK &&
-         RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_ForkChild, OnFork) ==
-             REDISMODULE_OK &&
-         RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_FlushDB, OnFlush) ==
-             REDISMODULE_OK &&
-         RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_SwapDB, OnSwap) ==
-             REDISMODULE_OK &&
-         RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_ReplAsyncLoad, OnAsyncLoad) ==
-             REDISMODULE_OK &&
-         RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_ClientChange, OnClientChange) ==
-             REDISMODULE_OK &&
-         RedisModule_SubscribeToKeyspaceEvents(
+  TheServer().LookForModules(ctx);
+  const std::pair<RedisModuleEvent, RedisModuleEventCallback> callbacks[] = {
+      {RedisModuleEvent_EventLoop, PayDebts},
+      {RedisModuleEvent_ReplicationRoleChanged, OnRoleChange},
+      {RedisModuleEvent_ForkChild, OnFork},
+      {RedisModuleEvent_ReplicaChange, OnReplicaOrLoading},
+      {RedisModuleEvent_Loading, OnReplicaOrLoading},
+      {RedisModuleEvent_FlushDB, OnFlush},
+      {RedisModuleEvent_SwapDB, OnSwap},
+      {RedisModuleEvent_ReplAsyncLoad, OnAsyncLoad},
+      {RedisModuleEvent_ClientChange, OnClientChange},
+      {RedisModuleEvent_ModuleChange, OnModuleChange},
+  };
+  for (const auto& [event, callback] : callbacks) {
+    if (RedisModule_SubscribeToServerEvent(ctx, event, callback) != REDISMODULE_OK) return false;
+  }
+  return RedisModule_SubscribeToKeyspaceEvents(
              ctx,
              REDISMODULE_NOTIFY_GENERIC | REDISMODULE_NOTIFY_EXPIRED | REDISMODULE_NOTIFY_EVICTED,
              OnKeyEvent) == REDISMODULE_OK;

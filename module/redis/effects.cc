@@ -6,6 +6,7 @@
 #include "core/news.h"
 #include "redis/events.h"
 #include "redis/server_sessions.h"
+#include "redis/server_state.h"
 #include "redis/tokens.h"
 #include "redis/user.h"
 #include "redis/waiters.h"
@@ -58,6 +59,11 @@ struct Effects {
 
   void operator()(const Held& held) const {
     Store(ctx, key, held);
+    if (carrier == Carrier::kFact && !TheServer().SomebodyListens(now)) {
+      // Reaches nobody, but the server counts a change, after so many of which it saves.
+      RedisModule_ReplicateVerbatim(ctx);
+      return;
+    }
     EmitHeld([this](auto... args) { RedisModule_Replicate(ctx, args...); }, key.name(), held);
   }
 
@@ -95,6 +101,15 @@ struct Effects {
                          static_cast<long long>(extended.end.time_since_epoch().count())));
   }
 };
+
+template <typename Fact>
+void CarryOutFact(RedisModuleCtx* ctx, LockKey& key, const Fact& fact, Instant now,
+                  Carrier carrier) {
+  for (const Ended& ended : OverdueBefore(key.place(), fact, now)) {
+    Effects{ctx, key, now, Carrier::kFact}(ended);
+  }
+  Effects{ctx, key, now, carrier}(fact);
+}
 
 // One pair of a map reply.
 void Field(RedisModuleCtx* ctx, const char* name, long long value) {
@@ -247,15 +262,12 @@ bool ReplySummary(RedisModuleCtx* ctx, const User& caller, RedisModuleString* na
 
 void CarryOut(RedisModuleCtx* ctx, LockKey& key, const Change& change, Instant now,
               Carrier carrier) {
-  for (const Ended& ended : OverdueBefore(key.place(), change, now)) {
-    Effects{ctx, key, now, Carrier::kNobody}(ended);
-  }
-  std::visit(Effects{ctx, key, now, carrier}, change);
+  std::visit([&](const auto& fact) { CarryOutFact(ctx, key, fact, now, carrier); }, change);
 }
 
 void CarryOutGrant(RedisModuleCtx* ctx, LockKey& key, const AcquireRequest& request, Token token,
-                   Instant now, std::optional<uint64_t> session) {
-  CarryOut(ctx, key, HeldBy(key.place(), request, token, now), now, Carrier::kNobody);
+                   Instant now, std::optional<uint64_t> session, Carrier carrier) {
+  CarryOutFact(ctx, key, HeldBy(key.place(), request, token, now), now, carrier);
   TheSessions().Acquired(session, key.lock_name(), request.owner);
 }
 
@@ -263,7 +275,7 @@ void RemoveOverdue(RedisModuleCtx* ctx, LockKey& key, Instant now) {
   const Lock* lock = key.lock();
   if (lock == nullptr || lock->KeepingOut(now) == 0) return;
   for (const Ended& ended : Overdue(key.place(), now)) {
-    Effects{ctx, key, now, Carrier::kNobody}(ended);
+    Effects{ctx, key, now, Carrier::kDeferred}(ended);
   }
 }
 
@@ -434,9 +446,10 @@ int ReplyReadOnly(RedisModuleCtx* ctx) {
       ctx, "READONLY a replica decides nothing about locks, also a writable one: ask the primary");
 }
 
-int ReplyInternal(RedisModuleCtx* ctx) {
-  return RedisModule_ReplyWithError(
-      ctx, "ERR LOCK.FACT is internal: it is accepted from the primary and from the AOF only");
+int ReplyInternal(RedisModuleCtx* ctx, const char* command) {
+  const std::string text = std::string("ERR ") + command +
+                           " is internal: it is accepted from the primary and from the AOF only";
+  return RedisModule_ReplyWithError(ctx, text.c_str());
 }
 
 int ReplyWaitLimit(RedisModuleCtx* ctx, size_t limit) {

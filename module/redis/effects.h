@@ -19,9 +19,12 @@
 
 namespace turnstile {
 
-// Who brings a change: the command that is running, which says just this, or nobody (see
-// deferred.h; and a command about several locks says more).
-enum class Carrier { kCommand, kNobody };
+// What carries a change to replicas and the AOF.
+enum class Carrier {
+  kCommand,   // the command that is running, which says just this
+  kFact,      // a fact, because the command that is running says something else
+  kDeferred,  // a fact, because no command of ours is running (see deferred.h)
+};
 
 // Carries out what was decided here, and tells replicas and the AOF the same fact; first the end of
 // holds that are over.
@@ -31,12 +34,12 @@ void CarryOut(RedisModuleCtx* ctx, LockKey& key, const Change& change, Instant n
 // Carries out a granted request on one of its locks. `session`: the connection that the hold is
 // bound to, if it is bound to one.
 void CarryOutGrant(RedisModuleCtx* ctx, LockKey& key, const AcquireRequest& request, Token token,
-                   Instant now, std::optional<uint64_t> session);
+                   Instant now, std::optional<uint64_t> session, Carrier carrier);
 
 // Removes holds that are over while others are not.
 void RemoveOverdue(RedisModuleCtx* ctx, LockKey& key, Instant now);
 
-// Carries out what the running LOCK.FACT says, and passes it on as it came.
+// Carries out what the running LOCK.FACT or LOCK.HELD says, and passes it on as it came.
 void Obey(RedisModuleCtx* ctx, LockKey& key, const Held& held);
 void Obey(RedisModuleCtx* ctx, LockKey& key, const Ended& ended);
 void Obey(RedisModuleCtx* ctx, const FloorFact& floor);
@@ -66,7 +69,7 @@ int ReplyOf(RedisModuleCtx* ctx, RedisModuleCallReply* reply);
 int ReplyError(RedisModuleCtx* ctx, const ParseError& error);
 int ReplyWrongType(RedisModuleCtx* ctx);
 int ReplyReadOnly(RedisModuleCtx* ctx);
-int ReplyInternal(RedisModuleCtx* ctx);
+int ReplyInternal(RedisModuleCtx* ctx, const char* command);
 int ReplyWaitLimit(RedisModuleCtx* ctx, size_t limit);
 int ReplyNoSession(RedisModuleCtx* ctx);
 int ReplyDeadlock(RedisModuleCtx* ctx, const std::vector<WaitQueue::Step>& cycle);

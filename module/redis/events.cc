@@ -6,6 +6,7 @@
 #include "core/request.h"
 #include "redis/cluster.h"
 #include "redis/lock_type.h"
+#include "redis/server_state.h"
 
 namespace turnstile {
 namespace {
@@ -73,7 +74,9 @@ void LockEvents::Register(RedisModuleCtx* ctx) {
 
 void LockEvents::Publish(RedisModuleCtx* ctx, const char* event, RedisModuleString* key) {
   Drain();
-  RedisModule_NotifyKeyspaceEvent(ctx, REDISMODULE_NOTIFY_MODULE, event, key);
+  if (TheServer().SomebodyWatches()) {
+    RedisModule_NotifyKeyspaceEvent(ctx, REDISMODULE_NOTIFY_MODULE, event, key);
+  }
 }
 
 void LockEvents::PublishLoss(RedisModuleCtx* ctx, RedisModuleString* key, Loss how) {

@@ -16,6 +16,7 @@
 #include "redis/effects.h"
 #include "redis/events.h"
 #include "redis/lock_type.h"
+#include "redis/server_state.h"
 #include "redis/tokens.h"
 #include "redis/user.h"
 #include "redis/waiters.h"
@@ -30,12 +31,12 @@ class ArgViews {
   // Those from argv[first] on.
   ArgViews(RedisModuleString** argv, int argc, int first) {
     const auto count = static_cast<size_t>(argc - first);
-    std::string_view* to = few_.data();
-    if (count > few_.size()) {
+    std::string_view* to = few_;
+    if (count > kFew) {
       many_.resize(count);
       to = many_.data();
     }
-    std::transform(argv + first, argv + argc, to, ToView);
+    for (size_t i = 0; i < count; ++i) to[i] = ToView(argv[first + static_cast<int>(i)]);
     args_ = Args(to, count);
   }
   ArgViews(const ArgViews&) = delete;
@@ -44,7 +45,10 @@ class ArgViews {
   Args args() const { return args_; }
 
  private:
-  std::array<std::string_view, 8> few_;
+  static constexpr size_t kFew = 8;
+  union {
+    std::string_view few_[kFew];  // in a union, because nobody needs them to begin as empty ones
+  };
   std::vector<std::string_view> many_;
   Args args_;
 };
@@ -122,26 +126,26 @@ int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   const ArgViews args(argv, argc, kKey);
   const auto parsed = ParseAcquire(args.args(), CurrentLimits());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
-  if (SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
+  if (TheServer().SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
   const auto& request = std::get<AcquireRequest>(parsed);
   const auto session = request.session ? ConnectionOf(ctx) : std::nullopt;
   if (request.session && !session.has_value()) return ReplyNoSession(ctx);
 
   const FineInstant now = WallNow();
-  CatchUpWithSlots(ctx, ToView(argv[kKey]), now);
+  const Instant moment = ToInstant(now);
+  CatchUpWithSlots(ctx, args.args().front(), now);
   LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
   if (keys.any_wrong_type()) return ReplyWrongType(ctx);
   Waiters& waiters = TheWaiters();
   const Sites sites(keys, [&](const LockKey& key, const Place& place) {
-    return waiters.AheadOfNewcomer(key.lock_name(), place, request, ToInstant(now));
+    return waiters.AheadOfNewcomer(key.lock_name(), place, request, moment);
   });
   const TokenClock& clock = Tokens().Issuing(now);
-  const Admission admission =
-      Decide(sites.get(), request, now, clock, Tokens().GraceAt(ToInstant(now)));
+  const Admission admission = Decide(sites.get(), request, now, clock, Tokens().GraceAt(moment));
   if (admission.granted()) {
     ++(admission.is_new() ? TheStats().acquired_at_once : TheStats().asked_again);
     for (size_t i = 0; i < keys.size(); ++i) {
-      CarryOutGrant(ctx, keys[i], request, admission.token, ToInstant(now), session);
+      CarryOutGrant(ctx, keys[i], request, admission.token, moment, session, Carrier::kFact);
       waiters.OwnerWasTold(keys[i].lock_name(), request.owner);
     }
   } else if (admission.busy() && request.wait > Millis{0} && MayBlock(ctx)) {
@@ -160,14 +164,14 @@ int HandleRelease(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   const ArgViews args(argv, argc, kKey);
   const auto parsed = ParseRelease(args.args());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
-  const Source source = SourceOf(ctx);
+  const Source source = TheServer().SourceOf(ctx);
   if (source == Source::kReplica) return ReplyReadOnly(ctx);
 
   const auto& request = std::get<ReleaseRequest>(parsed);
   LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
   if (keys.any_wrong_type()) return ReplyWrongType(ctx);
   const Instant now = source == Source::kObeyed ? kBeforeAnyEnd : ToInstant(WallNow());
-  const Carrier carrier = keys.size() == 1 ? Carrier::kCommand : Carrier::kNobody;
+  const Carrier carrier = keys.size() == 1 ? Carrier::kCommand : Carrier::kFact;
   size_t released = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
     const Decision decision = Decide(keys[i].place(), request, now);
@@ -187,7 +191,7 @@ int HandleTouch(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   const ArgViews args(argv, argc, kKey);
   const auto parsed = ParseTouch(args.args(), CurrentLimits());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
-  if (SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
+  if (TheServer().SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
 
   const auto& request = std::get<TouchRequest>(parsed);
   LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
@@ -197,7 +201,7 @@ int HandleTouch(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   for (size_t i = 0; i < keys.size(); ++i) {
     const Decision decision = Decide(keys[i].place(), request, now);
     if (!decision.change.has_value()) continue;
-    CarryOut(ctx, keys[i], *decision.change, now, Carrier::kNobody);
+    CarryOut(ctx, keys[i], *decision.change, now, Carrier::kFact);
     TheWaiters().OwnerWasTold(keys[i].lock_name(), request.owner);
     ++touched;
   }
@@ -215,7 +219,7 @@ int HandleFence(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   const ArgViews args(argv, argc, kKey);
   const auto parsed = ParseFence(args.args());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
-  if (SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
+  if (TheServer().SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
   const auto& request = std::get<FenceRequest>(parsed);
   const auto guarded = NamesOf(request.then, args, argv);
   if (!guarded.empty() && !User(ctx).MayRun(guarded)) {
@@ -283,6 +287,17 @@ int HandleProbe(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/)
   return RedisModule_ReplyWithSimpleString(ctx, "OK");
 }
 
+// LOCK.HELD key owner "token since-ms end-ms" [SHARED | LIMIT] [COUNT n] [LINGER ms]
+int HandleHeld(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
+  if (TheServer().SourceOf(ctx) != Source::kObeyed) return ReplyInternal(ctx, kHeldCommand);
+  const ArgViews args(argv, argc, kKey);
+  const auto parsed = ParseHeldFact(args.args());
+  if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
+  LockKey key(ctx, argv[kKey], LockKey::Access::kChange);
+  Obey(ctx, key, std::get<HeldFact>(parsed).held);
+  return RedisModule_ReplyWithSimpleString(ctx, "OK");
+}
+
 // LOCK.FACT HELD key owner token since-ms end-ms [SHARED | LIMIT] [COUNT n] [LINGER ms]
 // LOCK.FACT ENDED key owner [SESSION | UNDELIVERED]
 // LOCK.FACT FLOOR token
@@ -295,7 +310,7 @@ int HandleFact(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
     }
     return REDISMODULE_OK;
   }
-  if (SourceOf(ctx) != Source::kObeyed) return ReplyInternal(ctx);
+  if (TheServer().SourceOf(ctx) != Source::kObeyed) return ReplyInternal(ctx, kFactCommand);
   const auto parsed = ParseFact(all.args());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
 

@@ -23,6 +23,7 @@ int HandleList(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 int HandleTop(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 int HandleHelp(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 int HandleProbe(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
+int HandleHeld(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 int HandleFact(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 
 }  // namespace turnstile

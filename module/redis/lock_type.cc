@@ -34,15 +34,14 @@ void* RdbLoad(RedisModuleIO* io, int encver) {
   size_t size = 0;
   char* bytes = RedisModule_LoadStringBuffer(io, &size);
   if (RedisModule_IsIOError(io) != 0) return nullptr;
-  std::unique_ptr<Lock> lock = Decode({bytes, size}, static_cast<EncodingVersion>(encver));
-  RedisModule_Free(bytes);
+  std::unique_ptr<Lock> lock = DecodeAndTake(bytes, size, static_cast<EncodingVersion>(encver));
   if (lock == nullptr) {
     RedisModule_LogIOError(io, "warning", "not a lock: %zu bytes, encoding version %d", size,
                            encver);
     return nullptr;
   }
   const Token highest = lock->at(Lock::Order::kByToken, lock->size() - 1).token;
-  if (ComesFromClient(io) && !MayBeRestored(highest, WallNow())) {
+  if (!MayBeRestored(highest, WallNow()) && ComesFromClient(io)) {
     RedisModule_LogIOError(io, "warning",
                            "token %llu leads the wall clock by more than an hour: not restored",
                            static_cast<unsigned long long>(highest.value));
@@ -55,7 +54,9 @@ void* RdbLoad(RedisModuleIO* io, int encver) {
 }
 
 void RdbSave(RedisModuleIO* io, void* value) {
-  const std::string bytes = Encode(AsLock(value));
+  const Lock& lock = AsLock(value);
+  const std::string several = lock.size() == 1 ? "" : Encode(lock);
+  const std::string_view bytes = lock.size() == 1 ? lock.AsBytes() : several;
   RedisModule_SaveStringBuffer(io, bytes.data(), bytes.size());
 }
 
@@ -149,9 +150,12 @@ bool RegisterLockType(RedisModuleCtx* ctx) {
 
 LockKey::LockKey(RedisModuleCtx* ctx, RedisModuleString* name, Access access)
     : name_(name),
+      key_name_(ToView(name)),
       key_(RedisModule_OpenKey(
           ctx, name,
           access == Access::kLook ? REDISMODULE_READ : REDISMODULE_READ | REDISMODULE_WRITE)),
+      type_(RedisModule_KeyType(key_)),
+      lock_(type_ == REDISMODULE_KEYTYPE_MODULE ? LockIn(key_) : nullptr),
       // In a transaction Valkey 9 tells for the selected database the one of the last SELECT, also
       // in an event of MOVE and after RedisModule_SelectDb. The open key knows better.
       db_(key_ != nullptr ? RedisModule_GetDbIdFromModuleKey(key_)
@@ -162,12 +166,8 @@ LockKey::~LockKey() { Close(); }
 void LockKey::Close() {
   RedisModule_CloseKey(key_);
   key_ = nullptr;
-}
-
-bool LockKey::wrong_type() const {
-  const int type = RedisModule_KeyType(key_);
-  return type != REDISMODULE_KEYTYPE_EMPTY && type != REDISMODULE_KEYTYPE_STRING &&
-         lock() == nullptr;
+  type_ = REDISMODULE_KEYTYPE_EMPTY;
+  lock_ = nullptr;
 }
 
 Lock* LockIn(RedisModuleKey* key) {
@@ -206,13 +206,10 @@ void ForgetLocksIn(std::optional<int> db) {
   }
 }
 
-Lock* LockKey::lock() const { return LockIn(key_); }
-
-Place LockKey::place() const {
-  if (RedisModule_KeyType(key_) != REDISMODULE_KEYTYPE_STRING) return {.lock = lock(), .plain = {}};
+PlainLock LockKey::plain() const {
   size_t size = 0;
   const char* bytes = RedisModule_StringDMA(key_, &size, REDISMODULE_READ);
-  return {.lock = nullptr, .plain = PlainLock{.value = {bytes, size}, .end = expiry()}};
+  return {.value = {bytes, size}, .end = expiry()};
 }
 
 Instant LockKey::expiry() const {
@@ -222,23 +219,26 @@ Instant LockKey::expiry() const {
 }
 
 void LockKey::Store(Lock* lock_to_store) {
-  Lock* stored = lock();
+  Lock* stored = std::exchange(lock_, lock_to_store);
+  type_ = REDISMODULE_KEYTYPE_MODULE;
   if (stored == nullptr) {
-    RedisModule_ModuleTypeSetValue(key_, lock_type, lock_to_store);
+    RedisModule_ModuleTypeSetValue(key_, lock_type, lock_);
     ++locks;
     LocksMayBeIn(db_);
-  } else if (stored != lock_to_store) {
+  } else if (stored != lock_) {
     // Unlike setting it anew, this does not look as if the lock had been gone for a moment.
-    RedisModule_ModuleTypeReplaceValue(key_, lock_type, lock_to_store, nullptr);
+    RedisModule_ModuleTypeReplaceValue(key_, lock_type, lock_, nullptr);
     delete stored;
   }
-  RedisModule_SetAbsExpire(key_, lock_to_store->closes().time_since_epoch().count());
+  RedisModule_SetAbsExpire(key_, lock_->closes().time_since_epoch().count());
 }
 
 void LockKey::Delete() {
   deleting = true;
   RedisModule_DeleteKey(key_);
   deleting = false;
+  type_ = REDISMODULE_KEYTYPE_EMPTY;
+  lock_ = nullptr;
 }
 
 ScopedName::ScopedName(RedisModuleCtx* ctx, LockName lock)
@@ -255,13 +255,9 @@ ScopedName::~ScopedName() {
 LockKeys::LockKeys(RedisModuleCtx* ctx, RedisModuleString* first,
                    std::span<RedisModuleString* const> more, LockKey::Access access)
     : first_(ctx, first, access) {
+  if (more.empty()) return;
   more_.reserve(more.size());
   for (RedisModuleString* name : more) more_.emplace_back(ctx, name, access);
-}
-
-bool LockKeys::any_wrong_type() {
-  return first_.wrong_type() || std::any_of(more_.begin(), more_.end(),
-                                            [](const LockKey& key) { return key.wrong_type(); });
 }
 
 HeldDetails::HeldDetails(const Held& held) {

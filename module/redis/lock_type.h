@@ -44,24 +44,36 @@ class LockKey {
   LockKey(RedisModuleCtx* ctx, RedisModuleString* name, Access access);
   ~LockKey();
   LockKey(LockKey&& other) noexcept
-      : name_(other.name_), key_(std::exchange(other.key_, nullptr)), db_(other.db_) {}
+      : name_(other.name_),
+        key_name_(other.key_name_),
+        key_(std::exchange(other.key_, nullptr)),
+        type_(other.type_),
+        lock_(other.lock_),
+        db_(other.db_) {}
   LockKey(const LockKey&) = delete;
   LockKey& operator=(const LockKey&) = delete;
 
   // Neither a lock nor a string nor missing.
-  bool wrong_type() const;
+  bool wrong_type() const {
+    return type_ != REDISMODULE_KEYTYPE_EMPTY && type_ != REDISMODULE_KEYTYPE_STRING &&
+           lock_ == nullptr;
+  }
 
   // A plain lock's value stays valid until the key is changed or closed.
-  Place place() const;
+  Place place() const {
+    Place place{.lock = lock_};
+    if (type_ == REDISMODULE_KEYTYPE_STRING) place.plain = plain();
+    return place;
+  }
 
   // The lock in the key, or null.
-  Lock* lock() const;
+  Lock* lock() const { return lock_; }
 
   // The moment at which the server will remove the key, or kMaxInstant.
   Instant expiry() const;
 
   RedisModuleString* name() const { return name_; }
-  LockName lock_name() const { return {db_, ToView(name_)}; }
+  LockName lock_name() const { return {db_, key_name_}; }
 
   // Stores `lock`, which may already be in the key, to be removed after its last hold closes. What
   // was in the key before is freed.
@@ -70,8 +82,13 @@ class LockKey {
   void Close();
 
  private:
+  PlainLock plain() const;
+
   RedisModuleString* name_;
+  std::string_view key_name_;
   RedisModuleKey* key_;
+  int type_;    // what the server calls it
+  Lock* lock_;  // null if it is none
   int db_;
 };
 
@@ -83,7 +100,12 @@ class LockKeys {
 
   size_t size() const { return 1 + more_.size(); }
   LockKey& operator[](size_t index) { return index == 0 ? first_ : more_[index - 1]; }
-  bool any_wrong_type();
+  bool any_wrong_type() const {
+    for (const LockKey& key : more_) {
+      if (key.wrong_type()) return true;
+    }
+    return first_.wrong_type();
+  }
 
  private:
   LockKey first_;
@@ -100,8 +122,8 @@ class Sites {
     if (keys.size() > 1) many_.resize(keys.size());
     sites_ = keys.size() > 1 ? std::span(many_) : std::span(&one_, 1);
     for (size_t i = 0; i < keys.size(); ++i) {
-      sites_[i].place = keys[i].place();
-      sites_[i].ahead = ahead_of(keys[i], sites_[i].place);
+      const Place place = keys[i].place();
+      sites_[i] = {place, ahead_of(keys[i], place)};
     }
   }
   Sites(const Sites&) = delete;
@@ -135,8 +157,9 @@ class ScopedName {
   RedisModuleString* name_;
 };
 
-// The command that carries facts.
+// The commands that carry facts (see core/fact.h).
 inline constexpr const char* kFactCommand = "LOCK.FACT";
+inline constexpr const char* kHeldCommand = "LOCK.HELD";
 
 // The words of HELD that few holds need, as the server wants them.
 class HeldDetails {
@@ -160,17 +183,15 @@ class HeldDetails {
 // arguments, as RedisModule_Replicate and RedisModule_EmitAOF take them.
 template <typename Emit>
 void EmitHeld(Emit emit, RedisModuleString* key, const Held& held) {
-  const Hold& hold = held.hold;
-  const auto token = static_cast<long long>(hold.token.value);
-  const auto since = static_cast<long long>(hold.since.time_since_epoch().count());
-  const auto end = static_cast<long long>(hold.end.time_since_epoch().count());
+  const std::string_view owner = held.hold.owner.bytes;
+  const HeldNumbers numbers(held.hold);
+  const std::string_view text = numbers.text();
   HeldDetails details(held);
   if (details.empty()) {
-    emit(kFactCommand, "csblll", kFactHeld.data(), key, hold.owner.bytes.data(),
-         hold.owner.bytes.size(), token, since, end);
+    emit(kHeldCommand, "sbb", key, owner.data(), owner.size(), text.data(), text.size());
   } else {
-    emit(kFactCommand, "csblllv", kFactHeld.data(), key, hold.owner.bytes.data(),
-         hold.owner.bytes.size(), token, since, end, details.data(), details.size());
+    emit(kHeldCommand, "sbbv", key, owner.data(), owner.size(), text.data(), text.size(),
+         details.data(), details.size());
   }
 }
 

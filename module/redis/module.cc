@@ -12,6 +12,7 @@
 #include "redis/info.h"
 #include "redis/lock_type.h"
 #include "redis/redis_api.h"
+#include "redis/server_state.h"
 
 namespace turnstile {
 namespace {
@@ -39,6 +40,7 @@ void WarnOfEviction(RedisModuleCtx* ctx) {
 
 void OnConfigChange(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t /*change*/,
                     void* data) {
+  TheServer().MayHaveChanged();
   const auto& change = *static_cast<RedisModuleConfigChange*>(data);
   const bool concerns_us = std::any_of(
       change.config_names, change.config_names + change.num_changes, [](const char* name) {
@@ -48,7 +50,7 @@ void OnConfigChange(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t /*
 }
 
 int OnLoad(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
-  if (!InitRedisApi(ctx, "turnstile", TURNSTILE_VERSION_NUMBER)) return REDISMODULE_ERR;
+  if (!InitRedisApi(ctx, TURNSTILE_VERSION_NUMBER)) return REDISMODULE_ERR;
   const Engine engine = FindEngine(ctx);
   if (!engine.IsKnown()) {
     return Refuse(ctx, "it needs Redis 7.0, Valkey 7.2, Redict 7.3 or later, and this is " +

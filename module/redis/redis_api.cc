@@ -46,8 +46,8 @@ constexpr TestedEngine kTested[] = {
 
 }  // namespace
 
-bool InitRedisApi(RedisModuleCtx* ctx, const char* module_name, int module_version) {
-  if (RedisModule_Init(ctx, module_name, module_version, REDISMODULE_APIVER_1) != REDISMODULE_OK) {
+bool InitRedisApi(RedisModuleCtx* ctx, int module_version) {
+  if (RedisModule_Init(ctx, kModuleName, module_version, REDISMODULE_APIVER_1) != REDISMODULE_OK) {
     return false;
   }
   Find("RedisModule_Microseconds", server_microseconds);
@@ -130,16 +130,8 @@ FineInstant WallNow() {
   return FineInstant{std::max(now, Micros{0})};
 }
 
-Source SourceOf(RedisModuleCtx* ctx) {
-  const int flags = RedisModule_GetContextFlags(ctx);
-  if ((flags & REDISMODULE_CTX_FLAGS_REPLICATED) != 0) return Source::kObeyed;
-  // The node from which a slot is moved here in one step: it knows what it decided.
-  if (must_obey_client != nullptr && must_obey_client(ctx) != 0) return Source::kObeyed;
-  // Only the AOF runs commands while loading; a replica that loads asynchronously (swapdb) serves
-  // clients meanwhile, and reads no AOF.
-  const int loading = REDISMODULE_CTX_FLAGS_LOADING | REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
-  if ((flags & loading) == REDISMODULE_CTX_FLAGS_LOADING) return Source::kObeyed;
-  return (flags & REDISMODULE_CTX_FLAGS_SLAVE) != 0 ? Source::kReplica : Source::kCaller;
+bool MustObeyClient(RedisModuleCtx* ctx) {
+  return must_obey_client != nullptr && must_obey_client(ctx) != 0;
 }
 
 namespace {

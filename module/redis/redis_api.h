@@ -20,8 +20,11 @@
 
 namespace turnstile {
 
+// Our name, as MODULE LIST knows it.
+inline constexpr const char* kModuleName = "turnstile";
+
 // Connects to the server's API. Must come first. False: the server refuses or lacks it.
-bool InitRedisApi(RedisModuleCtx* ctx, const char* module_name, int module_version);
+bool InitRedisApi(RedisModuleCtx* ctx, int module_version);
 
 // The server that we are in.
 struct Engine {
@@ -63,13 +66,8 @@ inline std::string_view ToView(const RedisModuleString* string) {
   return {bytes, size};
 }
 
-// Where a command comes from decides what may be done with it.
-enum class Source {
-  kCaller,   // a client of a primary: decide
-  kObeyed,   // the primary or the AOF: apply what was decided, never decide
-  kReplica,  // a client of a replica: only look, also when the replica is writable
-};
-Source SourceOf(RedisModuleCtx* ctx);
+// Whether what the client says was decided elsewhere. False where the server cannot tell.
+bool MustObeyClient(RedisModuleCtx* ctx);
 
 // The connection that the running command came over; none inside scripts, functions and calls of
 // modules (but see NoConnection).

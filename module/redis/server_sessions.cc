@@ -38,7 +38,7 @@ void ServerSessions::EndClosed(RedisModuleCtx* ctx, Instant now) {
       LockKey key(ctx, name.get(), LockKey::Access::kChange);
       const Decision decision = DecideSessionEnd(key.place(), Owner{hold.owner}, now);
       if (decision.change.has_value()) {
-        CarryOut(ctx, key, *decision.change, now, Carrier::kNobody);
+        CarryOut(ctx, key, *decision.change, now, Carrier::kDeferred);
       }
     }
   }

@@ -55,12 +55,10 @@ namespace {
 // call would be refused for, a deferred grant is refused for too.
 std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString* user_name,
                                           RedisModuleString* key, ClusterView& cluster) {
-  RedisModuleString* command =
-      RedisModule_CreateString(ctx, kAcquireCommand, std::strlen(kAcquireCommand));
+  static RedisModuleString* const command =
+      RedisModule_CreateString(nullptr, kAcquireCommand, std::strlen(kAcquireCommand));
   std::array argv = {command, key};
-  const bool allowed = User(user_name).MayRun(argv);
-  RedisModule_FreeString(ctx, command);
-  if (!allowed) return kNoLongerPermittedText;
+  if (!User(user_name).MayRun(argv)) return kNoLongerPermittedText;
 
   // S: as in a script, so min-replicas, disk errors and the role count. M: memory too. E: errors
   // come as replies.
@@ -196,7 +194,7 @@ void Waiters::DatabaseChanged(RedisModuleCtx* ctx, std::optional<int> db) {
   for (const LockName lock : queue_.Locks(db)) KeyChanged(ctx, ScopedName(ctx, lock).get());
 }
 
-void Waiters::OwnerWasTold(LockName lock, Owner owner) {
+void Waiters::KeepGrants(LockName lock, Owner owner) {
   for (Grant* grant : in_flight_) grant->told |= grant->IsFor(lock, owner);
   for (auto& grant : to_take_back_) grant->told |= grant->IsFor(lock, owner);
 }
@@ -339,12 +337,14 @@ WaitQueue::Offered Waiters::Offer(RedisModuleCtx* ctx, Parked& parked, LockName 
   in_flight_.push_back(parked.grant.get());
   for (size_t i = 0; i < keys.size(); ++i) {
     parked.grant->keys.emplace_back(parked.lock(i).key);
-    CarryOutGrant(ctx, keys[i], request, admission.token, moment, parked.session);
+    CarryOutGrant(ctx, keys[i], request, admission.token, moment, parked.session,
+                  Carrier::kDeferred);
   }
   ++TheStats().handed_over;
   TheStats().waits.Add(moment - parked.since());
+  const bool alone = request.mode == Mode::kExclusive;
   Send(parked, admission.token);
-  return WaitQueue::Offered::kLeft;
+  return alone ? WaitQueue::Offered::kTookAll : WaitQueue::Offered::kLeft;
 }
 
 void Waiters::TakeBack(RedisModuleCtx* ctx, const Grant& grant, Instant now) {
@@ -356,7 +356,7 @@ void Waiters::TakeBack(RedisModuleCtx* ctx, const Grant& grant, Instant now) {
     LockKey key(ctx, name.get(), LockKey::Access::kChange);
     const Decision decision = DecideTakeBack(key.place(), owner, grant.token, upgraded, now);
     if (!decision.change.has_value()) continue;
-    CarryOut(ctx, key, *decision.change, now, Carrier::kNobody);
+    CarryOut(ctx, key, *decision.change, now, Carrier::kDeferred);
     if (upgraded.has_value()) TheSessions().Acquired(grant.bound_to, key.lock_name(), owner);
   }
 }

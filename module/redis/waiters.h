@@ -62,7 +62,9 @@ class Waiters {
 
   // The owner heard of its hold by a call of its own: a grant that is still on its way to another
   // of its connections will not be taken back.
-  void OwnerWasTold(LockName lock, Owner owner);
+  void OwnerWasTold(LockName lock, Owner owner) {
+    if (!in_flight_.empty() || !to_take_back_.empty()) KeepGrants(lock, owner);
+  }
 
   // Answers those whose time is over or whose place was taken over. Writes nothing.
   void TimeOut(Instant now);
@@ -90,6 +92,7 @@ class Waiters {
   struct Grant;
   using Answer = std::variant<std::monostate, Token, std::string>;  // null, token, error
 
+  void KeepGrants(LockName lock, Owner owner);
   Parked* FindParked(RedisModuleBlockedClient* client);
   void Send(Parked& parked, Answer answer);
   void LetGo(Parked& parked);

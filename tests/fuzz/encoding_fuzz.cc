@@ -1,7 +1,8 @@
 // libFuzzer: the decoder on any bytes, in every version.
 //
-// Bytes decode exactly when docs/storage-format.md says so. What decodes is well-formed, has these
-// bytes and no others, however its holds came into the lock, and can be taken apart again.
+// Bytes decode exactly when docs/storage-format.md says so, to what it says. What decodes is
+// well-formed, has bytes that do not tell how its holds came into the lock, and can be taken apart
+// again.
 
 #include <algorithm>
 #include <cstddef>
@@ -9,6 +10,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,40 +41,126 @@ uint64_t NumberAt(Bytes bytes, size_t at, size_t size) {
   return number;
 }
 
-// Token, since and end.
+constexpr uint64_t PowerOfTwo(int exponent) { return uint64_t{1} << exponent; }
+
+// Numbers of 8 bytes: tokens, moments and lingers.
 bool AreNumbersInRange(Bytes bytes, size_t count) {
-  for (size_t field = 0; field < count; ++field) {
-    const uint64_t number = NumberAt(bytes, field * 8, 8);
-    if (number >= uint64_t{1} << 53) return false;
-    if (field == 0 && number == 0) return false;
+  for (size_t i = 0; i < count; ++i) {
+    if (NumberAt(bytes, i * 8, 8) >= PowerOfTwo(53)) return false;
   }
   return true;
 }
 
 bool ShouldDecodeVersion1(Bytes bytes) {
-  return bytes.size() >= 24 + 1 && bytes.size() <= 24 + 256 && AreNumbersInRange(bytes, 3);
+  return bytes.size() >= 24 + 1 && bytes.size() <= 24 + 256 && AreNumbersInRange(bytes, 3) &&
+         NumberAt(bytes, 0, 8) > 0;
 }
 
-bool ShouldDecodeVersion2(Bytes bytes) {
-  if (bytes.empty() || bytes[0] > 2) return false;
-  const bool exclusive = bytes[0] == 0;
-  bytes = bytes.subspan(1);
+// How many holds these bytes list, as versions 2 and 3 do; 0 if that is not what they do.
+size_t ListedHolds(Bytes bytes) {
   Bytes last;
   size_t holds = 0;
   while (!bytes.empty()) {
-    if (bytes.size() < 38 || !AreNumbersInRange(bytes, 4)) return false;
-    if (NumberAt(bytes, 32, 4) == 0) return false;
+    if (bytes.size() < 38 || !AreNumbersInRange(bytes, 4)) return 0;
+    if (NumberAt(bytes, 0, 8) == 0 || NumberAt(bytes, 32, 4) == 0) return 0;
     const size_t owner_size = NumberAt(bytes, 36, 2);
-    if (owner_size < 1 || owner_size > 256 || owner_size > bytes.size() - 38) return false;
+    if (owner_size < 1 || owner_size > 256 || owner_size > bytes.size() - 38) return 0;
     const Bytes owner = bytes.subspan(38, owner_size);
     if (!std::lexicographical_compare(last.begin(), last.end(), owner.begin(), owner.end())) {
-      return false;
+      return 0;
     }
     last = owner;
     ++holds;
     bytes = bytes.subspan(38 + owner_size);
   }
-  return holds == 1 || (holds > 1 && !exclusive);
+  return holds;
+}
+
+bool ShouldDecodeVersion2(Bytes bytes) {
+  if (bytes.empty() || bytes[0] > 2) return false;
+  const size_t holds = ListedHolds(bytes.subspan(1));
+  return holds == 1 || (holds > 1 && bytes[0] != 0);
+}
+
+Instant MomentAt(Bytes bytes, size_t at) {
+  return Instant{Millis{static_cast<int64_t>(NumberAt(bytes, at, 8))}};
+}
+
+// The hold of a record, or nothing if these bytes are none.
+std::optional<Hold> HoldOfRecord(Bytes bytes) {
+  if (bytes.size() < 16) return std::nullopt;
+  const uint64_t head = NumberAt(bytes, 0, 8);
+  const uint64_t times = NumberAt(bytes, 8, 8);
+  const bool wide = times % 2 == 1;
+  const size_t owner_at = wide ? 44 : 16;
+  const size_t owner_size = head / PowerOfTwo(53) % 256 + 1;
+  Hold hold{.token = Token{head % PowerOfTwo(53)}};
+  if (head / PowerOfTwo(61) > 2 || hold.token.value == 0) return std::nullopt;
+  if (bytes.size() != owner_at + owner_size) return std::nullopt;
+  hold.owner = Owner{{reinterpret_cast<const char*>(bytes.data()) + owner_at, owner_size}};
+
+  constexpr int64_t kTooMuchLead = 1 << 20;
+  const auto moment = static_cast<int64_t>(hold.token.value / 1000);
+  if (!wide) {
+    auto lead = static_cast<int64_t>(times / 2 % PowerOfTwo(21));
+    if (lead >= kTooMuchLead) lead -= 2 * kTooMuchLead;
+    if (lead == -kTooMuchLead || lead > moment) return std::nullopt;
+    hold.since = Instant{Millis{moment - lead}};
+    hold.end = Instant{Millis{static_cast<int64_t>(times / PowerOfTwo(22))}};
+    return hold;
+  }
+  if (times != 1 || !AreNumbersInRange(bytes.subspan(16), 3)) return std::nullopt;
+  hold.since = MomentAt(bytes, 16);
+  hold.end = MomentAt(bytes, 24);
+  hold.linger = MomentAt(bytes, 32).time_since_epoch();
+  hold.count = static_cast<uint32_t>(NumberAt(bytes, 40, 4));
+  if (hold.count == 0) return std::nullopt;
+  const int64_t lead = moment - hold.since.time_since_epoch().count();
+  const bool needless = hold.linger == Millis{0} && hold.count == 1 && lead < kTooMuchLead &&
+                        lead > -kTooMuchLead && NumberAt(bytes, 24, 8) < PowerOfTwo(42);
+  return needless ? std::nullopt : std::optional(hold);
+}
+
+bool ShouldDecodeVersion3(Bytes bytes) {
+  if (bytes.size() < 8) return false;
+  const uint64_t head = NumberAt(bytes, 0, 8);
+  if (head < PowerOfTwo(63)) return HoldOfRecord(bytes).has_value();
+  const bool shared = head == PowerOfTwo(63) + PowerOfTwo(61);
+  const bool limit = head == PowerOfTwo(63) + PowerOfTwo(62);
+  return (shared || limit) && ListedHolds(bytes.subspan(8)) >= 2;
+}
+
+// The holds of a lock as versions 2 and 3 list them.
+std::string Listed(const Lock& lock) {
+  std::string bytes;
+  const auto put = [&bytes](uint64_t number, size_t size) {
+    for (size_t i = 0; i < size; ++i, number /= 256) bytes += static_cast<char>(number % 256);
+  };
+  for (size_t i = 0; i < lock.size(); ++i) {
+    const Hold hold = lock.at(Order::kByOwner, i);
+    put(hold.token.value, 8);
+    put(static_cast<uint64_t>(hold.since.time_since_epoch().count()), 8);
+    put(static_cast<uint64_t>(hold.end.time_since_epoch().count()), 8);
+    put(static_cast<uint64_t>(hold.linger.count()), 8);
+    put(hold.count, 4);
+    put(hold.owner.bytes.size(), 2);
+    bytes += hold.owner.bytes;
+  }
+  return bytes;
+}
+
+// What the code says.
+
+LockPtr DecodeInBothWays(std::string_view bytes, EncodingVersion version) {
+  LockPtr lock = Decode(bytes, version);
+  auto* given = static_cast<char*>(::operator new(bytes.size()));
+  std::copy(bytes.begin(), bytes.end(), given);
+  const LockPtr taken = DecodeAndTake(given, bytes.size(), version);
+  Require((lock == nullptr) == (taken == nullptr), "both ways to decode agree");
+  if (lock == nullptr) return lock;
+  Require(lock->mode() == taken->mode() && Listed(*lock) == Listed(*taken),
+          "both ways to decode give the same");
+  return lock;
 }
 
 template <typename Fact>
@@ -94,17 +183,23 @@ void CheckOrders(const Lock& lock) {
   }
 }
 
-// In the current version.
-void CheckLock(const Lock& lock, std::string_view bytes) {
+void CheckLock(const Lock& lock) {
   Require(lock.size() == 1 || lock.mode() != Mode::kExclusive, "one exclusive hold");
   CheckOrders(lock);
-  Require(Encode(lock) == bytes, "a lock has these bytes");
+  const std::string bytes = Encode(lock);
+  const LockPtr again = DecodeInBothWays(bytes, kCurrentEncoding);
+  Require(again != nullptr && again->mode() == lock.mode() && Listed(*again) == Listed(lock),
+          "what is written is read");
 
   LockPtr backwards;
   for (size_t i = lock.size(); i > 0; --i) {
-    Store(backwards, Held{lock.mode(), lock.at(Order::kByClosing, i - 1)});
+    const Hold hold = lock.at(Order::kByClosing, i - 1);
+    Hold before = hold;
+    before.count = hold.count == 1 ? 2 : 1;
+    Store(backwards, Held{lock.mode(), before});
+    Store(backwards, Held{lock.mode(), hold});
   }
-  Require(Encode(*backwards) == bytes, "the order of coming does not matter");
+  Require(Encode(*backwards) == bytes, "the way to a lock does not matter");
   while (backwards != nullptr) {
     const size_t size = backwards->size();
     Store(backwards, Ended{backwards->at(Order::kByToken, size / 2).owner});
@@ -120,26 +215,42 @@ void CheckLock(const Lock& lock, std::string_view bytes) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace turnstile;  // NOLINT(google-build-using-namespace)
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
-  for (const int version : {0, 3, -1, size > 0 ? 3 + data[0] : 0}) {
-    Require(Decode(bytes, static_cast<EncodingVersion>(version)) == nullptr,
+  for (const int version : {0, 4, -1, size > 0 ? 4 + data[0] : 0}) {
+    Require(DecodeInBothWays(bytes, static_cast<EncodingVersion>(version)) == nullptr,
             "an unknown version is refused");
   }
 
-  const LockPtr one = Decode(bytes, EncodingVersion::kOneHold);
+  const LockPtr one = DecodeInBothWays(bytes, EncodingVersion::kOneHold);
   Require((one != nullptr) == ShouldDecodeVersion1({data, size}), "version 1 decodes as it should");
   if (one != nullptr) {
-    const std::string today = Encode(*one);
+    const std::string listed = Listed(*one);
     Require(one->size() == 1 && one->mode() == Mode::kExclusive, "version 1 is one exclusive hold");
-    Require(today.substr(1, 24) == bytes.substr(0, 24), "the numbers are the same");
-    Require(today.substr(39) == bytes.substr(24), "the owner is the same");
-    CheckLock(*one, today);
-    const LockPtr again = Decode(today, kCurrentEncoding);
-    Require(again != nullptr && Encode(*again) == today, "what is written is read");
+    Require(listed.substr(0, 24) == bytes.substr(0, 24), "the numbers are the same");
+    Require(listed.substr(38) == bytes.substr(24), "the owner is the same");
+    CheckLock(*one);
   }
 
-  const LockPtr many = Decode(bytes, EncodingVersion::kManyHolds);
+  const LockPtr many = DecodeInBothWays(bytes, EncodingVersion::kManyHolds);
   Require((many != nullptr) == ShouldDecodeVersion2({data, size}),
           "version 2 decodes as it should");
-  if (many != nullptr) CheckLock(*many, bytes);
+  if (many != nullptr) {
+    Require(static_cast<uint8_t>(many->mode()) == data[0], "the mode is the same");
+    Require(Listed(*many) == bytes.substr(1), "the holds are the same");
+    CheckLock(*many);
+  }
+
+  const LockPtr lock = DecodeInBothWays(bytes, EncodingVersion::kRecords);
+  Require((lock != nullptr) == ShouldDecodeVersion3({data, size}),
+          "version 3 decodes as it should");
+  if (lock != nullptr) {
+    Require(static_cast<uint8_t>(lock->mode()) == data[7] / 32 % 4, "the mode is the same");
+    if (lock->size() == 1) {
+      Require(lock->at(Order::kByOwner, 0) == HoldOfRecord({data, size}), "the hold is the same");
+    } else {
+      Require(Listed(*lock) == bytes.substr(8), "the holds are the same");
+    }
+    Require(Encode(*lock) == bytes, "a lock has these bytes");
+    CheckLock(*lock);
+  }
   return 0;
 }

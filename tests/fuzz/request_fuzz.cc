@@ -211,53 +211,77 @@ void CheckTop(const Words& words) {
   Require(words.size() == 1 && std::to_string(request->most) == words[0], "one number");
 }
 
+// A fact as it is written, and which of its words are keywords.
+struct Spelling {
+  std::vector<std::string> words;
+  std::vector<size_t> keywords;
+
+  void AddKeyword(std::string_view word) {
+    keywords.push_back(words.size());
+    words.emplace_back(word);
+  }
+
+  void AddDetails(const Held& held) {
+    if (held.mode != Mode::kExclusive) AddKeyword(WordFor(held.mode));
+    if (held.hold.count != 1) {
+      AddKeyword(kCountWord);
+      words.push_back(std::to_string(held.hold.count));
+    }
+    if (held.hold.linger != Millis{0}) {
+      AddKeyword(kLingerWord);
+      words.push_back(std::to_string(held.hold.linger.count()));
+    }
+  }
+
+  // But for the case of its keywords a fact has one spelling.
+  void Compare(const Words& given) const {
+    Require(words.size() == given.size(), "a fact has so many words");
+    for (size_t i = 0; i < given.size(); ++i) {
+      const bool keyword = std::find(keywords.begin(), keywords.end(), i) != keywords.end();
+      Require(given[i] == words[i] || (keyword && Upper(given[i]) == words[i]),
+              "a fact says it all");
+    }
+  }
+};
+
 void CheckFact(const Words& words) {
   const auto parsed = ParseFact(words);
   const Fact* fact = Accepted(parsed);
   if (fact == nullptr) return;
-  std::vector<std::string> spelled;
-  std::vector<size_t> keywords = {0};
+  Spelling spelled;
   if (const auto* floor = std::get_if<FloorFact>(fact)) {
     Require(floor->token >= kMinToken && floor->token <= kMaxToken, "a floor is in range");
-    spelled = {"FLOOR", std::to_string(floor->token.value)};
+    spelled = {{"FLOOR", std::to_string(floor->token.value)}, {0}};
   } else if (const auto* ended = std::get_if<EndedFact>(fact)) {
-    spelled = {"ENDED", std::string(ended->key), std::string(ended->ended.owner.bytes)};
-    Require(!spelled[2].empty() && spelled[2].size() <= kMaxOwnerBytes, "an owner has its size");
-    if (const std::string_view how = WordFor(ended->ended.how); !how.empty()) {
-      keywords.push_back(spelled.size());
-      spelled.emplace_back(how);
-    }
+    const std::string owner(ended->ended.owner.bytes);
+    Require(!owner.empty() && owner.size() <= kMaxOwnerBytes, "an owner has its size");
+    spelled = {{"ENDED", std::string(ended->key), owner}, {0}};
+    if (const auto how = WordFor(ended->ended.how); !how.empty()) spelled.AddKeyword(how);
   } else {
     const auto& [key, held] = std::get<HeldFact>(*fact);
     const Hold& hold = held.hold;
     Require(IsWellFormed(hold), "a held fact is well-formed");
-    spelled = {"HELD",
-               std::string(key),
-               std::string(hold.owner.bytes),
-               std::to_string(hold.token.value),
-               std::to_string(hold.since.time_since_epoch().count()),
-               std::to_string(hold.end.time_since_epoch().count())};
-    const auto detail = [&](std::string_view word) {
-      keywords.push_back(spelled.size());
-      spelled.emplace_back(word);
-    };
-    if (held.mode != Mode::kExclusive) detail(WordFor(held.mode));
-    if (hold.count != 1) {
-      detail(kCountWord);
-      spelled.push_back(std::to_string(hold.count));
-    }
-    if (hold.linger != Millis{0}) {
-      detail(kLingerWord);
-      spelled.push_back(std::to_string(hold.linger.count()));
-    }
+    spelled = {
+        {"HELD", std::string(key), std::string(hold.owner.bytes), std::to_string(hold.token.value),
+         std::to_string(hold.since.time_since_epoch().count()),
+         std::to_string(hold.end.time_since_epoch().count())},
+        {0}};
+    spelled.AddDetails(held);
   }
-  // But for the case of its keywords a fact has one spelling.
-  Require(spelled.size() == words.size(), "a fact has so many words");
-  for (size_t i = 0; i < words.size(); ++i) {
-    const bool keyword = std::find(keywords.begin(), keywords.end(), i) != keywords.end();
-    Require(words[i] == spelled[i] || (keyword && Upper(words[i]) == spelled[i]),
-            "a fact says it all");
-  }
+  spelled.Compare(words);
+}
+
+void CheckHeld(const Words& words) {
+  const auto parsed = ParseHeldFact(words);
+  const HeldFact* fact = Accepted(parsed);
+  if (fact == nullptr) return;
+  const Hold& hold = fact->held.hold;
+  Require(IsWellFormed(hold), "a held fact is well-formed");
+  Spelling spelled{{std::string(fact->key), std::string(hold.owner.bytes),
+                    std::string(HeldNumbers(hold).text())},
+                   {}};
+  spelled.AddDetails(fact->held);
+  spelled.Compare(words);
 }
 
 void CheckPieces(std::string_view word) {
@@ -292,6 +316,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   CheckList(words);
   CheckTop(words);
   CheckFact(words);
+  CheckHeld(words);
   for (const std::string_view word : words) CheckPieces(word);
   return 0;
 }

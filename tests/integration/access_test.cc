@@ -61,6 +61,7 @@ TEST_F(AccessTest, OnlyTheCommandsThatTheUserMayCall) {
                                          {"LOCK.INFO", "lock:1"},
                                          {"LOCK.HELP"},
                                          {"LOCK.FACT", "FLOOR", "1"},
+                                         {"LOCK.HELD", "lock:1", "alice", "5 1 2"},
                                          {"DEL", "lock:1"}}) {
     const Reply reply = worker.Do(command);
     EXPECT_TRUE(reply.IsError("NOPERM")) << command[0] << ": " << reply;
@@ -205,6 +206,7 @@ TEST_F(RuleSetTest, WhatNoneOfThemMay) {
                                          {"EVAL", "return 1", "0"},
                                          {"SHUTDOWN"},
                                          {"LOCK.FACT", "FLOOR", "1"},
+                                         {"LOCK.HELD", "lock:1", "alice", "5 1 2"},
                                          {"LOCK.PROBE", "lock:1"}}) {
     for (size_t user = 0; user < names_.size(); user++) {
       EXPECT_TRUE(users_[user].Do(command).IsError("NOPERM")) << names_[user] << ' ' << command[0];
@@ -243,27 +245,31 @@ TEST_F(RuleSetTest, NoOwnerReachesAWorker) {
   EXPECT_EQ(server().Log().find(secret), std::string::npos);
 }
 
-// --- The internal command ---------------------------------------------------------------------
+// --- The internal commands --------------------------------------------------------------------
 
-TEST_F(AccessTest, NobodyCallsTheInternalCommand) {
+TEST_F(AccessTest, NobodyCallsTheInternalCommands) {
   MustAcquire(client_, "held", "alice");
   ReplicationStream stream(server().port());
   const Reply digest = Do({"DEBUG", "DIGEST"});
   const std::string clock = Do({"INFO", "turnstile"}).text;
   const std::string last_token = clock.substr(0, clock.find("turnstile_clock_lead_ms"));
   const std::string end = std::to_string(ServerNow(client_) + kMinute);
-  const std::string internal = "ERR LOCK.FACT is internal";
 
   const Commands facts = {{"LOCK.FACT", "HELD", "free", "mallory", "5", "1", end},
                           {"LOCK.FACT", "HELD", "held", "mallory", "5", "1", end},
                           {"lock.fact", "held", "held", "alice", "9007199254740991", "1", end},
                           {"LOCK.FACT", "FLOOR", "9007199254740991"},
-                          {"LOCK.FACT", "NONSENSE", "1"}};
+                          {"LOCK.FACT", "NONSENSE", "1"},
+                          {"LOCK.HELD", "free", "mallory", "5 1 " + end},
+                          {"LOCK.HELD", "held", "alice", "9007199254740991 1 " + end},
+                          {"LOCK.HELD", "held", "mallory", "nonsense"}};
   Do({"FUNCTION", "LOAD", "REPLACE",
       "#!lua name=forgery\nredis.register_function('forge', function(keys, args) "
       "return redis.call(unpack(args)) end)"});
   for (const Command& fact : facts) {
-    SCOPED_TRACE(fact[1] + " " + fact[2]);
+    SCOPED_TRACE(fact[0] + " " + fact[1] + " " + fact[2]);
+    const std::string internal =
+        fact[0] == "LOCK.HELD" ? "ERR LOCK.HELD is internal" : "ERR LOCK.FACT is internal";
     EXPECT_TRUE(Do(fact).IsError(internal));
 
     Do({"MULTI"});
@@ -284,7 +290,7 @@ TEST_F(AccessTest, NobodyCallsTheInternalCommand) {
   EXPECT_EQ(stream.Until(client_).size(), 1U) << "FUNCTION LOAD and nothing else";
 }
 
-TEST_F(AccessTest, TheInternalCommandNamesItsKey) {
+TEST_F(AccessTest, TheInternalCommandsNameTheirKey) {
   EXPECT_EQ(Do({"COMMAND", "GETKEYS", "LOCK.FACT", "HELD", "job", "alice", "1", "1", "1"}),
             Reply::Array({Reply::Str("job")}));
   EXPECT_TRUE(Do({"COMMAND", "GETKEYS", "LOCK.FACT", "FLOOR", "1"}).IsError());
@@ -292,6 +298,10 @@ TEST_F(AccessTest, TheInternalCommandNamesItsKey) {
   Client worker = ConnectAs("worker", {"~lock:*", "+@all"});
   EXPECT_TRUE(worker.Do("LOCK.FACT", "HELD", "other", "x", 1, 1, 1).IsError("NOPERM"));
   EXPECT_TRUE(worker.Do("LOCK.FACT", "HELD", "lock:1", "x", 1, 1, 1).IsError("ERR LOCK.FACT is"));
+  EXPECT_EQ(Do({"COMMAND", "GETKEYS", "LOCK.HELD", "job", "alice", "1 1 1"}),
+            Reply::Array({Reply::Str("job")}));
+  EXPECT_TRUE(worker.Do("LOCK.HELD", "other", "x", "1 1 1").IsError("NOPERM"));
+  EXPECT_TRUE(worker.Do("LOCK.HELD", "lock:1", "x", "1 1 1").IsError("ERR LOCK.HELD is"));
 }
 
 // --- Memory -----------------------------------------------------------------------------------

@@ -130,6 +130,7 @@ TEST_F(BadInputTest, WrongNumberOfArguments) {
            {"LOCK.INFO", "job", "job"},
            {"LOCK.HELP", "LOCK.INFO"},
            {"LOCK.FACT"},
+           {"LOCK.HELD", "job", "alice"},
        }) {
     ExpectRefused(command, "ERR wrong number of arguments for '" + command[0] + "' command");
   }

@@ -53,6 +53,7 @@ TEST_F(EngineTest, CommandsAreInCategoriesWhereModulesMayHaveThem) {
       {"LOCK.INFO", {"@lock", "@read", "@fast"}},
       {"LOCK.HELP", {"@lock", "@fast"}},
       {"LOCK.FACT", {}},
+      {"LOCK.HELD", {}},
       {"LOCK.PROBE", {}},
   };
   for (const auto& [command, categories] : expected) {
@@ -97,10 +98,9 @@ class FakeServer {
   int Load() {
     // Each time a copy, which knows nothing of other servers, and which stays: its C++ runtime does
     // not tidy up.
-    const char* given = std::getenv("TURNSTILE_MODULE");
     const std::string copy = ::testing::TempDir() + "turnstile-" + std::to_string(getpid()) + "-" +
                              std::to_string(loads_++) + ".so";
-    std::filesystem::copy_file(given != nullptr ? given : TURNSTILE_MODULE_DEFAULT, copy);
+    std::filesystem::copy_file(ModulePath(), copy);
     void* module = dlopen(copy.c_str(), RTLD_NOW);
     std::filesystem::remove(copy);
     if (module == nullptr) {

@@ -649,6 +649,31 @@ TEST_F(ClusterLossTest, OnANodeThatASlotIsOnItsWayTo) {
   move.End();
 }
 
+// Nobody has turned on any events, but a module beside us follows all of them, whichever was loaded
+// first.
+TEST(ModuleEventsTest, AreHeardByAnotherModule) {
+  const auto expect_heard = [](Client& client) {
+    const int64_t before = client.Do("OVERHEARD").integer;
+    MustAcquire(client, "job", "alice");
+    EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "alice"), Reply::Int(1));
+    EXPECT_EQ(client.Do("OVERHEARD"), Reply::Int(before + 2)) << "acquired and released";
+  };
+  Server first({.args = {"--loadmodule", TURNSTILE_FORWARDER_MODULE}});
+  Client client = first.Connect();
+  expect_heard(client);
+
+  Server server;
+  client = server.Connect();
+  MustAcquire(client, "held", "alice");
+  EXPECT_EQ(client.Do("MODULE", "LOAD", TURNSTILE_FORWARDER_MODULE), Reply::Ok());
+  expect_heard(client);
+
+  Server last({.args = {"--loadmodule", TURNSTILE_FORWARDER_MODULE}, .load_module = false});
+  client = last.Connect();
+  EXPECT_EQ(client.Do("MODULE", "LOAD", ModulePath()), Reply::Ok());
+  expect_heard(client);
+}
+
 TEST(ClusterLossElsewhereTest, WhereClusterIsRenamed) {
   Server server({.args = {"--cluster-enabled", "yes", "--rename-command", "CLUSTER", "XC"}});
   Client client = server.Connect();

@@ -37,8 +37,8 @@ struct GoldenLock {
 // What was kept of one encoding version.
 struct GoldenVersion {
   std::string name;
-  std::string dumps;  // the file
-  std::vector<GoldenLock> locks;
+  std::string dumps;              // the file
+  std::vector<GoldenLock> locks;  // golden:elsewhere is the last
 };
 
 // The tables in tests/golden/README.md.
@@ -88,6 +88,22 @@ GoldenVersion VersionTwo() {
                                 {{"x", 1, 0, 9007199254740991, 9007199254740991, 4294967295}}};
   return {
       "v2", "v2-locks.dump.hex", {GoldenJob(), GoldenLong(), shared, limit, counted, elsewhere}};
+}
+
+GoldenVersion VersionThree() {
+  const GoldenLock narrow = {0,
+                             "golden:narrow",
+                             "exclusive",
+                             {{"golden-owner", 1700000000011011, 1700000000011, 4102444800011}}};
+  const GoldenLock leading = {0,
+                              "golden:leading",
+                              "shared",
+                              {{"reader-a", 1700000000012012, 1699998951437, 4102444800012}}};
+  const GoldenLock led = {
+      0, "golden:led", "limit", {{"worker-1", 1700000000013013, 1700001048588, 4398046511103}}};
+  std::vector<GoldenLock> locks = VersionTwo().locks;
+  locks.insert(locks.begin(), {narrow, leading, led});
+  return {"v3", "v3-locks.dump.hex", locks};
 }
 
 // The texts of the DUMPs in a file, without its comments, as bytes. The only one of version 1
@@ -149,7 +165,7 @@ void ExpectUsable(Client& client, const GoldenLock& lock) {
     }
     EXPECT_EQ(client.Do("LOCK.RELEASE", lock.key, hold.owner), Reply::Int(0));
   }
-  EXPECT_GT(MustAcquire(client, lock.key, "stranger"), 1700000000000010);
+  EXPECT_GT(MustAcquire(client, lock.key, "stranger"), 1700000000013013);
 }
 
 // Starts a server on one of the files, under the name by which servers look for it.
@@ -172,17 +188,17 @@ void ExpectGolden(const GoldenVersion& version, const std::string& extension,
   EXPECT_EQ(client.Do("LOCK.INFO", "golden:plain").Field("holders").elements.at(0).Field("owner"),
             Reply::Str("plain-owner"));
 
-  // Values are still written as they were in version 2, also those that came from version 1. (The
-  // footer has the RDB version of the server.)
+  // Values are written as they are in version 3, also those that came from older ones. (The footer
+  // has the RDB version of the server.)
   size_t compared = 0;
-  for (const auto& [key, golden] : GoldenDumps(VersionTwo().dumps)) {
+  for (const auto& [key, golden] : GoldenDumps(VersionThree().dumps)) {
     if (client.Do("EXISTS", key) == Reply::Int(0)) continue;
     const auto dump = DumpPayload::Open(client.Do("DUMP", key).text);
     ASSERT_TRUE(dump.has_value());
     EXPECT_EQ(dump->body, DumpPayload::Open(golden)->body) << key;
     compared++;
   }
-  EXPECT_EQ(compared, version.name == "v1" ? 1U : 4U);
+  EXPECT_EQ(compared, GoldenDumps(version.dumps).size());
   for (const GoldenLock& lock : version.locks) {
     if (lock.db == 0) ExpectUsable(client, lock);
   }
@@ -199,13 +215,15 @@ void ExpectGoldenAof(const GoldenVersion& version) {
 
 TEST(GoldenTest, RdbOfVersionOne) { ExpectGoldenRdb(VersionOne()); }
 TEST(GoldenTest, RdbOfVersionTwo) { ExpectGoldenRdb(VersionTwo()); }
+TEST(GoldenTest, RdbOfVersionThree) { ExpectGoldenRdb(VersionThree()); }
 TEST(GoldenTest, AofOfVersionOne) { ExpectGoldenAof(VersionOne()); }
 TEST(GoldenTest, AofOfVersionTwo) { ExpectGoldenAof(VersionTwo()); }
+TEST(GoldenTest, AofOfVersionThree) { ExpectGoldenAof(VersionThree()); }
 
 TEST(GoldenTest, Dumps) {
   Server server;
   Client client = server.Connect();
-  for (const GoldenVersion& version : {VersionOne(), VersionTwo()}) {
+  for (const GoldenVersion& version : {VersionOne(), VersionTwo(), VersionThree()}) {
     SCOPED_TRACE(version.name);
     EXPECT_EQ(client.Do("FLUSHALL"), Reply::Ok());
     const std::map<std::string, std::string> dumps = GoldenDumps(version.dumps);

@@ -123,6 +123,38 @@ TEST(PersistenceTest, LeaseEndsWhileTheServerIsDown) {
   }
 }
 
+// The server saves itself after so many changes: they count, also while nobody is told of them.
+TEST(SavePointTest, ChangesCountThoughNobodyListens) {
+  Server server({.args = {"--save", "3600 1000000"}});
+  Client client = server.Connect();
+  const auto changes = [&] {
+    return std::stoll(InfoField(client, "persistence", "rdb_changes_since_last_save"));
+  };
+  EXPECT_EQ(InfoField(client, "replication", "repl_backlog_active"), "0");
+  int64_t before = changes();
+  const auto expect_change = [&](const Command& command) {
+    EXPECT_FALSE(client.Do(command).IsError()) << command[0];
+    EXPECT_GT(changes(), before) << command[0];
+    before = changes();
+  };
+  expect_change({"LOCK.ACQUIRE", "job", "alice", "PX", "60000"});
+  expect_change({"LOCK.ACQUIRE", "job", "alice", "PX", "60000"});
+  expect_change({"LOCK.TOUCH", "job", "alice", "PX", "60000"});
+  expect_change(
+      {"EVAL", "return redis.call('LOCK.TOUCH', KEYS[1], 'alice', 'PX', 60000)", "1", "job"});
+  Client waiter = server.Connect();
+  waiter.Send("LOCK.ACQUIRE", "job", "bob", "PX", kMinute, "WAIT", kMinute);
+  EXPECT_TRUE(Eventually([&] {
+    const Reply info = client.Do("LOCK.INFO", "job");
+    return info.IsArray() && info.Field("waiting").integer == 1;
+  }));
+  EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "alice"), Reply::Int(1));
+  EXPECT_TRUE(waiter.Read().IsInteger());
+  EXPECT_GE(changes(), before + 2) << "released, and handed over";
+  before = changes();
+  expect_change({"LOCK.RELEASE", "job", "bob"});
+}
+
 // --- The AOF -----------------------------------------------------------------------------------
 
 // A server that starts on an AOF which this test has written.
@@ -164,7 +196,7 @@ TEST(AofTest, RewrittenHoldsOneFactForEachLock) {
   MustAcquire(client, "gone", "me");
   EXPECT_EQ(client.Do("LOCK.RELEASE", "gone", "me"), Reply::Int(1));
   RewriteAof(server);
-  const Command held = {"LOCK.FACT", "HELD", "job", "me", token, since, end};
+  const Command held = SpelledOut({"LOCK.HELD", "job", "me", token + ' ' + since + ' ' + end});
   const Commands base = {{"SELECT", "0"}, held, {"PEXPIREAT", "job", end}};
   Commands aof = ReadAof(server.dir());
   ASSERT_GE(aof.size(), base.size());
@@ -232,15 +264,22 @@ TEST(AofTest, BadFactsAreNotBelieved) {
                       {"LOCK.FACT", "HELD", "f", "me", "5", "1000", "9007199254740992"},
                       {"LOCK.FACT", "HELD", "g", "me", "5", "1000", future, "more"},
                       {"LOCK.FACT", "HELD", "h", "me", "5", "1000"},
+                      {"LOCK.HELD", "i", "me", "0 1000 " + future},
+                      {"LOCK.HELD", "j", "", "5 1000 " + future},
+                      {"LOCK.HELD", "k", "me", "5 1000"},
+                      {"LOCK.HELD", "l", "me", "5 1000 " + future + " "},
+                      {"LOCK.HELD", "m", "me", "5 1000 " + future, "more"},
                       {"LOCK.FACT", "FLOOR", "9007199254740992"},
                       {"LOCK.FACT", "FLOOR", "x"},
                       {"LOCK.FACT", "NONSENSE", "x"},
                       {"LOCK.ACQUIRE", "i", "me", "PX", "60000"},
                       {"LOCK.TOUCH", "i", "me", "PX", "60000"},
                       {"LOCK.FACT", "HELD", "good", "me", "5", "1000", future},
+                      {"LOCK.HELD", "better", "me", "6 1000 " + future},
                   });
   Client client = server.Connect();
-  EXPECT_EQ(client.Do("KEYS", "*"), Reply::Array({Reply::Str("good")}));
+  EXPECT_EQ(client.Do("EXISTS", "good", "better"), Reply::Int(2));
+  EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(2));
   EXPECT_LT(MustAcquire(client, "job", "me"), 1000 * (ServerNow(client) + kMinute));
 }
 

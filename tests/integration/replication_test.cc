@@ -503,10 +503,11 @@ TEST_F(ReplicaTest, AnswersOnlyWhatNeedsNoDecision) {
     }
     const Commands facts = {{"LOCK.FACT", "HELD", "job", "you", "5", "1000", "7258118400000"},
                             {"LOCK.FACT", "HELD", "free", "you", "5", "1000", "7258118400000"},
-                            {"LOCK.FACT", "FLOOR", "9007199254740991"}};
-    const char* const refusal =
-        std::string_view(read_only) == "yes" ? "READONLY" : "ERR LOCK.FACT is internal";
+                            {"LOCK.FACT", "FLOOR", "9007199254740991"},
+                            {"LOCK.HELD", "job", "you", "5 1000 7258118400000"}};
     for (const Command& fact : facts) {
+      const std::string refusal =
+          std::string_view(read_only) == "yes" ? "READONLY" : "ERR " + fact[0] + " is internal";
       EXPECT_TRUE(copy_.Do(fact).IsError(refusal)) << copy_.Do(fact);
       Command script = {"EVAL", "return redis.call(unpack(ARGV))", "0"};
       script.insert(script.end(), fact.begin(), fact.end());

@@ -63,6 +63,34 @@ std::string Value(int mode, const std::vector<StoredHold>& holds) {
   return value;
 }
 
+// Version 3, which is written today: one hold is a record, several are as in version 2 behind a
+// word of their own.
+std::string Record(int mode, const StoredHold& hold, bool wide) {
+  const uint64_t head = static_cast<uint64_t>(hold.token) | (hold.owner.size() - 1) << 53 |
+                        static_cast<uint64_t>(mode) << 61;
+  const auto since = static_cast<uint64_t>(hold.since);
+  const auto end = static_cast<uint64_t>(hold.end);
+  const auto lead = static_cast<uint64_t>(hold.token / 1000 - hold.since);
+  if (!wide) return Word(head) + Word(end << 22 | (lead & 0x1fffff) << 1) + hold.owner;
+  return Word(head) + Word(1) + Word(since) + Word(end) + Word(static_cast<uint64_t>(hold.linger)) +
+         Word(hold.count, 4) + hold.owner;
+}
+
+std::string Today(int mode, const std::vector<StoredHold>& holds) {
+  if (holds.size() != 1) {
+    return Word(uint64_t{1} << 63 | static_cast<uint64_t>(mode) << 61) +
+           Value(mode, holds).substr(1);
+  }
+  const StoredHold& hold = holds.front();
+  const int64_t lead = hold.token / 1000 - hold.since;
+  const bool narrow = hold.linger == 0 && hold.count == 1 && lead > -(1 << 20) &&
+                      lead < (1 << 20) && hold.end < (int64_t{1} << 42);
+  return Record(mode, hold, !narrow);
+}
+
+constexpr int64_t kSinceOfToken = 1'700'000'000'000;
+constexpr int64_t kEndOfNarrow = 4'000'000'000'000;  // the year 2096
+
 class RestoreTest : public SharedServerTest<RestoreTest> {
  public:
   static ServerOptions Options() { return {.args = {"--rdbcompression", "no"}}; }
@@ -74,7 +102,7 @@ class RestoreTest : public SharedServerTest<RestoreTest> {
   }
 
   // A payload whose frame is right, whatever the value.
-  std::string Frame(const std::string& value, int version = 2) const {
+  std::string Frame(const std::string& value, int version) const {
     DumpPayload payload = original_;
     payload.body.resize(kModuleIdEnd - 1);
     payload.body += static_cast<char>(version);  // the module id ends with ten bits of it
@@ -127,6 +155,9 @@ TEST_F(RestoreTest, EveryFieldIsHeldToItsRange) {
       {kExclusive, {{}}},
       {kShared, {{}}},
       {kLimit, {{}}},
+      {kExclusive, {{.since = kSinceOfToken, .end = kEndOfNarrow}}},
+      {kShared, {{.since = kSinceOfToken - 1, .end = kEndOfNarrow}}},
+      {kLimit, {{.since = kSinceOfToken + 1, .end = kEndOfNarrow}}},
       {kExclusive, {{.token = 1}}},
       {kExclusive, {{.since = 0}}},
       {kExclusive, {{.since = kMaxToken}}},
@@ -146,17 +177,18 @@ TEST_F(RestoreTest, EveryFieldIsHeldToItsRange) {
       {kLimit, {{.linger = 5, .owner = "a"}, {.count = 2, .owner = "b"}}},
   };
   for (const auto& [mode, holds] : good) {
-    const std::string value = Value(mode, holds);
-    SCOPED_TRACE(Quoted(value));
-    const std::string payload = Frame(value);
-    EXPECT_EQ(Restore(payload), Reply::Ok());
-    EXPECT_EQ(client_.Do("DUMP", "job"), Reply::Str(payload));
-    ExpectHolders(client_, mode, holds);
+    const std::string today = Frame(Today(mode, holds), 3);
+    for (const std::string& payload : {Frame(Value(mode, holds), 2), today}) {
+      SCOPED_TRACE(Quoted(payload));
+      EXPECT_EQ(Restore(payload), Reply::Ok());
+      EXPECT_EQ(client_.Do("DUMP", "job"), Reply::Str(today));
+      ExpectHolders(client_, mode, holds);
+    }
   }
   for (const int64_t end : {int64_t{0}, int64_t{3000}}) {
-    EXPECT_EQ(Restore(Frame(Value(kExclusive, {{.end = end}}))), Reply::Ok());
+    EXPECT_EQ(Restore(Frame(Today(kExclusive, {{.end = end}}), 3)), Reply::Ok());
     EXPECT_EQ(client_.Do("LOCK.INFO", "job"), Reply::Nil()) << "long over";
-    EXPECT_EQ(Restore(Frame(Value(kShared, {{.end = end, .owner = "a"}, {.owner = "b"}}))),
+    EXPECT_EQ(Restore(Frame(Today(kShared, {{.end = end, .owner = "a"}, {.owner = "b"}}), 3)),
               Reply::Ok());
     ExpectHolders(client_, kShared, {{.owner = "b"}});
   }
@@ -166,7 +198,7 @@ TEST_F(RestoreTest, EveryFieldIsHeldToItsRange) {
   const Reply before = client_.Do("DEBUG", "DIGEST-VALUE", "job");
   const std::string one = Value(kExclusive, {{}});
   const std::string two = Value(kShared, {{.owner = "a"}, {.owner = "b"}});
-  const std::vector<std::string> bad = {
+  const std::vector<std::string> bad_of_version_2 = {
       Value(3, {{}}),
       Value(255, {{}}),
       Value(kExclusive, {{.token = 0}}),
@@ -202,20 +234,62 @@ TEST_F(RestoreTest, EveryFieldIsHeldToItsRange) {
       Value(kExclusive, {{.owner = std::string(257, 'x')}}).substr(0, one.size()),
       OldValue(1'700'000'000'000'000, 1000, kFarFuture, "me"),
   };
-  for (const std::string& value : bad) {
-    EXPECT_TRUE(Restore(Frame(value)).IsError("ERR Bad data format")) << Quoted(value);
+  for (const std::string& value : bad_of_version_2) {
+    EXPECT_TRUE(Restore(Frame(value, 2)).IsError("ERR Bad data format")) << Quoted(value);
   }
-  for (const std::string& whole : {one, two}) {
+  const StoredHold narrow = {.since = kSinceOfToken, .end = kEndOfNarrow};
+  const std::string several = Today(kShared, {{.owner = "a"}, {.owner = "b"}});
+  const std::vector<std::string> bad_of_version_3 = {
+      Record(3, narrow, false),
+      Record(4 + kShared, narrow, false),  // said to be several
+      Record(kExclusive, {.token = 0, .since = 0, .end = kEndOfNarrow}, false),
+      Record(kExclusive, {.token = 0}, true),
+      Record(kExclusive, {.since = kMaxToken + 1}, true),
+      Record(kExclusive, {.since = -1}, true),
+      Record(kExclusive, {.end = kMaxToken + 1}, true),
+      Record(kExclusive, {.end = -1}, true),
+      Record(kExclusive, {.linger = kMaxToken + 1}, true),
+      Record(kExclusive, {.linger = -1}, true),
+      Record(kExclusive, {.count = 0}, true),
+      Record(kExclusive, narrow, true),  // wider than it need be
+      Record(kExclusive, {}, true).replace(8, 8, Word(3)),
+      Record(kExclusive, narrow, false) + '\0',
+      Record(kExclusive, {}, true) + '\0',
+      // One is not several, an exclusive one least of all; and each is looked at.
+      several.substr(0, 8),
+      several.substr(0, 8) + Value(kShared, {{}}).substr(1),
+      Today(kExclusive, {{.owner = "a"}, {.owner = "b"}}),
+      Today(3, {{.owner = "a"}, {.owner = "b"}}),
+      Word(uint64_t{1} << 63 | uint64_t{1} << 61 | 1) + several.substr(8),
+      Today(kShared, {{.owner = "b"}, {.owner = "a"}}),
+      Today(kShared, {{.owner = "a"}, {.token = 0, .owner = "b"}}),
+      several + "x",
+      one,
+      two,
+      OldValue(0, 1000, kFarFuture, "me"),
+      "",
+  };
+  for (const std::string& value : bad_of_version_3) {
+    EXPECT_TRUE(Restore(Frame(value, 3)).IsError("ERR Bad data format")) << Quoted(value);
+  }
+  for (size_t size = 0; size < two.size(); size++) {
+    EXPECT_TRUE(size >= one.size() ||
+                Restore(Frame(one.substr(0, size), 2)).IsError("ERR Bad data format"))
+        << size;
+    // What is left when the last hold is cut off is a lock.
+    if (size == Value(kShared, {{.owner = "a"}}).size()) continue;
+    EXPECT_TRUE(Restore(Frame(two.substr(0, size), 2)).IsError("ERR Bad data format")) << size;
+  }
+  for (const std::string& whole :
+       {Record(kExclusive, narrow, false), Record(kExclusive, {}, true), several}) {
     for (size_t size = 0; size < whole.size(); size++) {
-      // What is left when the last hold is cut off is a lock.
-      if (whole == two && size == Value(kShared, {{.owner = "a"}}).size()) continue;
-      EXPECT_TRUE(Restore(Frame(whole.substr(0, size))).IsError("ERR Bad data format")) << size;
+      EXPECT_TRUE(Restore(Frame(whole.substr(0, size), 3)).IsError("ERR Bad data format")) << size;
     }
   }
   EXPECT_EQ(client_.Do("DEBUG", "DIGEST-VALUE", "job"), before);
 }
 
-// Dumps of version 1 are exclusive locks. What is written from then on is version 2.
+// Dumps of version 1 are exclusive locks. What is written from then on is version 3.
 TEST_F(RestoreTest, TheOldVersionIsHeldToItsOwnRanges) {
   const int64_t token = 1'700'000'000'000'000;
   const std::vector<StoredHold> good = {
@@ -232,7 +306,7 @@ TEST_F(RestoreTest, TheOldVersionIsHeldToItsOwnRanges) {
     const std::string old = OldValue(hold.token, hold.since, hold.end, hold.owner);
     SCOPED_TRACE(Quoted(old));
     EXPECT_EQ(Restore(Frame(old, 1)), Reply::Ok());
-    EXPECT_EQ(client_.Do("DUMP", "job"), Reply::Str(Frame(Value(kExclusive, {hold}))));
+    EXPECT_EQ(client_.Do("DUMP", "job"), Reply::Str(Frame(Today(kExclusive, {hold}), 3)));
     ExpectHolders(client_, kExclusive, {hold});
   }
   for (const int64_t end : {int64_t{0}, int64_t{3000}}) {
@@ -265,7 +339,7 @@ TEST_F(RestoreTest, TheOldVersionIsHeldToItsOwnRanges) {
 
 TEST_F(RestoreTest, ForgedTokensAreRefused) {
   const auto restore = [&](int64_t token) {
-    return Restore(Frame(Value(kExclusive, {{.token = token}})));
+    return Restore(Frame(Today(kExclusive, {{.token = token}}), 3));
   };
   constexpr int64_t kHour = 3'600'000'000;
   const auto last_token = [&] {
@@ -281,8 +355,11 @@ TEST_F(RestoreTest, ForgedTokensAreRefused) {
       Restore(Frame(OldValue(too_far, 1000, kFarFuture, "me"), 1)).IsError("ERR Bad data format"));
   // Whoever of several holds it.
   const StoredHold forger = {.token = too_far, .owner = "b"};
-  EXPECT_TRUE(Restore(Frame(Value(kShared, {{.owner = "a"}, forger, {.owner = "c"}})))
-                  .IsError("ERR Bad data format"));
+  for (const int version : {2, 3}) {
+    const std::vector<StoredHold> holds = {{.owner = "a"}, forger, {.owner = "c"}};
+    const std::string value = version == 2 ? Value(kShared, holds) : Today(kShared, holds);
+    EXPECT_TRUE(Restore(Frame(value, version)).IsError("ERR Bad data format")) << version;
+  }
   EXPECT_EQ(client_.Do("EXISTS", "job"), Reply::Int(0));
   EXPECT_EQ(last_token(), before);
   EXPECT_TRUE(Eventually([&] {
@@ -295,7 +372,7 @@ TEST_F(RestoreTest, ForgedTokensAreRefused) {
   EXPECT_EQ(MustAcquire(client_, "after", "me"), token + 1);
 
   // Nor through a script or a transaction.
-  const std::string forged = Frame(Value(kExclusive, {{.token = kMaxToken}}));
+  const std::string forged = Frame(Today(kExclusive, {{.token = kMaxToken}}), 3);
   EXPECT_TRUE(
       client_.Do("EVAL", "return redis.call('RESTORE', KEYS[1], 0, ARGV[1])", 1, "forged", forged)
           .IsError("ERR Bad data format"));
@@ -310,9 +387,9 @@ TEST_F(RestoreTest, OtherVersionsTypesAndFramesAreRefused) {
     return Restore(DumpPayload{changed, original_.rdb_version}.Seal());
   };
   EXPECT_EQ(restore(body), Reply::Ok());
-  // The module id ends with ten bits of encoding version. What is said to be of version 1 is read
-  // as such, and its fields are then out of their ranges.
-  for (const int version : {0, 1, 3, 255}) {
+  // The module id ends with ten bits of encoding version. What is said to be of an older version is
+  // read as such, and is too short for it.
+  for (const int version : {0, 1, 2, 4, 255}) {
     std::string other = body;
     other[kModuleIdEnd - 1] = static_cast<char>(version);
     EXPECT_TRUE(restore(other).IsError("ERR Bad data format")) << version;
@@ -454,10 +531,17 @@ TEST_F(RestoreTest, DamagedPayloadsNeverHarmTheServer) {
           holds[j].owner = std::string(j + 1, 'o') + std::string(mutate.Below(254), 'x');
           std::sort(holds[j].owner.begin(), holds[j].owner.end());
         }
-        payload =
-            i % 8 == 4
-                ? Frame(mutate(OldValue(holds[0].token, 1000, kFarFuture, holds[0].owner), 0), 1)
-                : Frame(mutate(Value(holds.size() == 1 ? kExclusive : kShared, holds), 0));
+        const int mode = holds.size() == 1 ? kExclusive : kShared;
+        const int version = i % 8 == 4 ? 1 : i % 8 == 5 ? 2 : 3;
+        if (mutate.Below(2) == 0) {  // narrow in version 3
+          holds[0].since = kSinceOfToken;
+          holds[0].end = kEndOfNarrow;
+        }
+        const std::string value = version == 1
+                                      ? OldValue(holds[0].token, 1000, kFarFuture, holds[0].owner)
+                                  : version == 2 ? Value(mode, holds)
+                                                 : Today(mode, holds);
+        payload = Frame(mutate(value, 0), version);
       }
       client_.Send("RESTORE", "job", 0, payload, "REPLACE");
       client_.Send("LOCK.INFO", "job");
@@ -551,7 +635,7 @@ TEST(RdbFileTest, DamagedValueEndsTheStart) {
   const int64_t token = MustAcquire(client, "job", "somebody");
   const int64_t end = EndOf(client, "job");
   const StoredHold hold = {.token = token, .since = end - kMinute, .end = end, .owner = "somebody"};
-  const std::string value = Value(kExclusive, {hold});
+  const std::string value = Today(kExclusive, {hold});
   EXPECT_EQ(client.Do("SAVE"), Reply::Ok());
   server.Stop();
   const std::string path = server.dir() + "/dump.rdb";
@@ -564,16 +648,20 @@ TEST(RdbFileTest, DamagedValueEndsTheStart) {
     std::string damaged = intact;
     return damaged.replace(at + offset, bytes.size(), bytes);
   };
-  constexpr size_t kToken = 1;
-  constexpr size_t kEnd = 17;
-  constexpr size_t kCount = 33;
+  const auto with_token = [&](int64_t other) {
+    StoredHold changed = hold;
+    changed.token = other;
+    return with(0, Record(kExclusive, changed, false).substr(0, 8));
+  };
+  constexpr size_t kMode = 7;  // with the highest bits of the owner's size
+  constexpr size_t kTimes = 8;
   std::string version = intact;
-  version[at - 3] = '\x03';  // before the string's opcode and its length: the end of the module id
+  version[at - 3] = '\x04';  // before the string's opcode and its length: the end of the module id
   std::string shorter = intact;
   shorter[at - 1] = '\x17';
   for (const std::string& damaged :
-       {with(0, "\x03"), with(kToken, Word(0)), with(kEnd, Word(~uint64_t{0})),
-        with(kCount, Word(0, 4)), version, shorter, intact.substr(0, at + 5)}) {
+       {with(kMode, "\x60"), with(kMode, "\x80"), with_token(0), with(kTimes, Word(1)),
+        with(kTimes, Word(~uint64_t{0})), version, shorter, intact.substr(0, at + 5)}) {
     WriteFile(path, damaged);
     server.options().must_start = false;
     EXPECT_FALSE(server.Restart());
@@ -581,11 +669,11 @@ TEST(RdbFileTest, DamagedValueEndsTheStart) {
         << "no signal; the server itself is not sure of its code";
     EXPECT_EQ(server.CrashReport(), "");
   }
-  EXPECT_NE(server.Log().find("not a lock: 47 bytes, encoding version 2"), std::string::npos);
-  EXPECT_NE(server.Log().find("encoding version 3"), std::string::npos);
+  EXPECT_NE(server.Log().find("not a lock: 24 bytes, encoding version 3"), std::string::npos);
+  EXPECT_NE(server.Log().find("encoding version 4"), std::string::npos);
 
   // What is loaded is believed, also a token that no client could RESTORE.
-  WriteFile(path, with(kToken, Word(static_cast<uint64_t>(kMaxToken))));
+  WriteFile(path, with_token(kMaxToken));
   server.options().must_start = true;
   ASSERT_TRUE(server.Restart());
   client = server.Connect();

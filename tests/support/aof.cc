@@ -32,11 +32,20 @@ std::vector<Command> ParseAof(const std::string& bytes) {
       const auto command = ParseReply(rest, Protocol::kResp2, &size);
       if (!command) throw ProtocolError("AOF ends inside a command: " + Quoted(rest));
       if (!command->IsArray()) throw ProtocolError("not a command: " + command->ToString());
-      commands.push_back(command->Texts());
+      commands.push_back(SpelledOut(command->Texts()));
     }
     rest.remove_prefix(size);
   }
   return commands;
+}
+
+Command SpelledOut(const Command& command) {
+  if (command.size() < 4 || command[0] != "LOCK.HELD") return command;
+  Command spelled = {"LOCK.FACT", "HELD", command[1], command[2]};
+  std::istringstream numbers(command[3]);
+  for (std::string number; std::getline(numbers, number, ' ');) spelled.push_back(number);
+  spelled.insert(spelled.end(), command.begin() + 4, command.end());
+  return spelled;
 }
 
 std::vector<Command> ReadAof(const std::string& dir) {

@@ -22,8 +22,12 @@ std::vector<Command> ReadAof(const std::string& dir);
 // The last of them; empty if there is none.
 Command LastInAof(const std::string& dir);
 
-// All commands in the bytes of one file.
+// All commands in the bytes of one file, spelled out.
 std::vector<Command> ParseAof(const std::string& bytes);
+
+// LOCK.HELD key owner "token since-ms end-ms" … as LOCK.FACT HELD key owner token since-ms end-ms
+// …, its older form, in which a test can name every number. Any other command stays as it is.
+Command SpelledOut(const Command& command);
 
 }  // namespace turnstile::testing
 

@@ -1,9 +1,21 @@
-// A module that calls any command as nobody: FORWARD command [arg ...]. Other people's modules may
-// call ours like that.
+// A module as other people may have one beside ours. FORWARD command [arg ...] calls any command as
+// nobody; OVERHEARD tells how many events of modules' keys it has heard of.
 
 #include <redismodule.h>
 
 namespace {
+
+long long overheard = 0;
+
+int Overhear(RedisModuleCtx* /*ctx*/, int /*type*/, const char* /*event*/,
+             RedisModuleString* /*key*/) {
+  ++overheard;
+  return REDISMODULE_OK;
+}
+
+int Overheard(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/) {
+  return RedisModule_ReplyWithLongLong(ctx, overheard);
+}
 
 int Forward(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (argc < 2) return RedisModule_WrongArity(ctx);
@@ -21,6 +33,11 @@ int Forward(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
 extern "C" __attribute__((visibility("default"))) int RedisModule_OnLoad(
     RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/) {
   if (RedisModule_Init(ctx, "forwarder", 1, REDISMODULE_APIVER_1) != REDISMODULE_OK) {
+    return REDISMODULE_ERR;
+  }
+  if (RedisModule_SubscribeToKeyspaceEvents(ctx, REDISMODULE_NOTIFY_MODULE, Overhear) !=
+          REDISMODULE_OK ||
+      RedisModule_CreateCommand(ctx, "OVERHEARD", Overheard, "", 0, 0, 0) != REDISMODULE_OK) {
     return REDISMODULE_ERR;
   }
   return RedisModule_CreateCommand(ctx, "FORWARD", Forward, "write", 0, 0, 0);

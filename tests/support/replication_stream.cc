@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <string>
 
+#include "support/aof.h"
+
 namespace turnstile::testing {
 namespace {
 
@@ -71,7 +73,7 @@ Command ReplicationStream::Next(Milliseconds within) {
     }
     const Reply reply = connection_.ReadReply();
     if (!reply.IsArray()) throw ProtocolError("not a command: " + reply.ToString());
-    Command command = reply.Texts();
+    Command command = SpelledOut(reply.Texts());
     if (Is(command, "REPLCONF")) {
       Acknowledge();
     } else if (Is(command, "SELECT") && command.size() == 2) {

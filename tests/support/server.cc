@@ -127,6 +127,11 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
 
 }  // namespace
 
+std::string ModulePath() {
+  // Absolute, because a server goes to its own folder.
+  return std::filesystem::absolute(EnvironmentOr("TURNSTILE_MODULE", TURNSTILE_MODULE_DEFAULT));
+}
+
 Server::Server(ServerOptions options) : options_(std::move(options)), dir_(options_.dir) {
   if (dir_.empty()) {
     dir_ = EnvironmentOr("TMPDIR", "/tmp") + "/turnstile-test-XXXXXX";
@@ -278,9 +283,8 @@ void Server::Spawn() {
   });
   // clang-format on
   if (options_.load_module && !options_.sentinel) {
-    const std::string module = EnvironmentOr("TURNSTILE_MODULE", TURNSTILE_MODULE_DEFAULT);
     arguments.push_back("--loadmodule");
-    arguments.push_back(std::filesystem::absolute(module));  // the server goes to its own folder
+    arguments.push_back(ModulePath());
     arguments.insert(arguments.end(), options_.module_args.begin(), options_.module_args.end());
   }
   arguments.insert(arguments.end(), options_.args.begin(), options_.args.end());

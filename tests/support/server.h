@@ -55,6 +55,9 @@ struct ServerOptions {
   Milliseconds start_within{30000};
 };
 
+// Where the module is.
+std::string ModulePath();
+
 class Server {
  public:
   // Starts the server and waits until it answers. A thread that makes a Server must outlive it:

@@ -24,14 +24,38 @@ using Words = std::vector<std::string_view>;
 constexpr std::string_view kRefusal =
     "ERR not a fact: expected HELD key owner token since-ms end-ms [SHARED | LIMIT] [COUNT n] "
     "[LINGER ms], ENDED key owner [SESSION | UNDELIVERED], or FLOOR token";
+constexpr std::string_view kHeldRefusal =
+    "ERR not a fact: expected key owner \"token since-ms end-ms\" [SHARED | LIMIT] [COUNT n] "
+    "[LINGER ms]";
 constexpr std::string_view kLast = "9007199254740991";    // 2^53 - 1
 constexpr std::string_view kBeyond = "9007199254740992";  // 2^53
 
+// Calls `act` with the words of LOCK.HELD that say the same as HELD key owner token since end ….
+template <typename Act>
+void InFewWords(const Words& words, Act act) {
+  const std::string numbers =
+      std::string(words[3]) + ' ' + std::string(words[4]) + ' ' + std::string(words[5]);
+  Words few = {words[1], words[2], numbers};
+  few.insert(few.end(), words.begin() + 6, words.end());
+  act(few);
+}
+
+// In both forms, which must say the same.
 std::optional<HeldFact> ParseHeld(const Words& words) {
   const auto parsed = ParseFact(words);
   const auto* fact = std::get_if<Fact>(&parsed);
   const auto* held = fact == nullptr ? nullptr : std::get_if<HeldFact>(fact);
-  return held == nullptr ? std::nullopt : std::optional(*held);
+  if (held == nullptr) return std::nullopt;
+  InFewWords(words, [&](const Words& few) {
+    const auto parsed_few = ParseHeldFact(few);
+    const auto* same = std::get_if<HeldFact>(&parsed_few);
+    ASSERT_NE(same, nullptr) << testing::PrintToString(few);
+    EXPECT_EQ(same->key, held->key);
+    EXPECT_EQ(same->held.mode, held->held.mode);
+    EXPECT_EQ(same->held.hold, held->held.hold);
+    EXPECT_EQ(HeldNumbers(held->held.hold).text(), few[2]) << "as it is written";
+  });
+  return *held;
 }
 
 std::optional<EndedFact> ParseEnded(const Words& words) {
@@ -53,6 +77,13 @@ void ExpectRefused(const Words& words) {
   const auto* error = std::get_if<ParseError>(&parsed);
   EXPECT_EQ(error == nullptr ? "(accepted)" : error->text, kRefusal)
       << testing::PrintToString(words);
+  if (words.size() < 6 || words[0] != "HELD") return;
+  InFewWords(words, [](const Words& few) {
+    const auto parsed_few = ParseHeldFact(few);
+    const auto* error_few = std::get_if<ParseError>(&parsed_few);
+    EXPECT_EQ(error_few == nullptr ? "(accepted)" : error_few->text, kHeldRefusal)
+        << testing::PrintToString(few);
+  });
 }
 
 // A good HELD with one word replaced.
@@ -139,6 +170,22 @@ TEST(HeldFact, Refuses) {
   for (const std::string_view word : {""sv, "HEL"sv, "HELD "sv, "HELDX"sv, "HELD\0"sv, "FLOOR"sv,
                                       "ENDED"sv, "RELEASED"sv, "FREED"sv}) {
     ExpectRefused(HeldWith(0, word));
+  }
+}
+
+TEST(HeldFact, HasItsNumbersInOneWord) {
+  for (const std::string_view numbers :
+       {""sv, " "sv, "  "sv, "42"sv, "42 1000"sv, "42 1000 "sv, " 42 1000 2000"sv,
+        "42  1000 2000"sv, "42 1000 2000 "sv, "42 1000 2000 3000"sv, "42,1000,2000"sv,
+        "42 1000\t2000"sv, "42 1000 2000\n"sv, "42 1000 2000\0"sv}) {
+    const Words words = {"key", "owner", numbers};
+    EXPECT_TRUE(std::holds_alternative<ParseError>(ParseHeldFact(words))) << numbers;
+  }
+  const Words good = {"key", "owner", "42 1000 2000"};
+  EXPECT_EQ(std::get<HeldFact>(ParseHeldFact(good)).held.hold, kHold);
+  for (size_t size = 0; size < good.size(); ++size) {
+    const Words fewer(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(size));
+    EXPECT_TRUE(std::holds_alternative<ParseError>(ParseHeldFact(fewer))) << size;
   }
 }
 

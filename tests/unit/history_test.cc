@@ -442,12 +442,8 @@ class Node {
 
   static Wire WireOf(size_t key, const Held& held) {
     const Hold& hold = held.hold;
-    Wire wire = {"HELD",
-                 kKeys.at(key),
-                 std::string(hold.owner.bytes),
-                 std::to_string(hold.token.value),
-                 std::to_string(Count(hold.since)),
-                 std::to_string(Count(hold.end))};
+    Wire wire = {"HELD", kKeys.at(key), std::string(hold.owner.bytes),
+                 std::string(HeldNumbers(hold).text())};
     if (!WordFor(held.mode).empty()) wire.emplace_back(WordFor(held.mode));
     if (hold.count > 1) {
       wire.insert(wire.end(), {std::string(kCountWord), std::to_string(hold.count)});
@@ -459,6 +455,14 @@ class Node {
   }
 
   bool Believe(const std::vector<std::string_view>& words) {
+    if (words[0] == "HELD") {
+      const auto parsed = ParseHeldFact(Args(words).subspan(1));
+      const auto* held = std::get_if<HeldFact>(&parsed);
+      const auto key = held == nullptr ? std::nullopt : NumberOf(held->key);
+      if (!key.has_value()) return false;
+      Store(keys.at(*key), held->held);
+      return true;
+    }
     const auto parsed = ParseFact(words);
     const auto* fact = std::get_if<Fact>(&parsed);
     if (fact == nullptr) return false;
@@ -466,16 +470,11 @@ class Node {
       clock.Observe(floor->token);
       return true;
     }
-    const auto* held = std::get_if<HeldFact>(fact);
-    const auto key = NumberOf(held != nullptr ? held->key : std::get<EndedFact>(*fact).key);
-    if (!key.has_value()) return false;
+    const auto& [name, ended] = std::get<EndedFact>(*fact);
+    const auto key = NumberOf(name);
+    if (!key.has_value() || keys.at(*key).lock == nullptr) return false;
     Entry& entry = keys.at(*key);
-    if (held != nullptr) {
-      Store(entry, held->held);
-      return true;
-    }
-    if (entry.lock == nullptr) return false;
-    Keep(entry, Apply(entry.lock.get(), std::get<EndedFact>(*fact).ended));
+    Keep(entry, Apply(entry.lock.get(), ended));
     return true;
   }
 

@@ -10,6 +10,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
 #include <random>
 #include <set>
@@ -51,6 +52,20 @@ Hold Rare(Hold hold, Millis linger, uint32_t count) {
   hold.linger = linger;
   hold.count = count;
   return hold;
+}
+
+// Ann's hold in every way for which a narrow record is not enough, each just beyond what is.
+Holds WideHolds() {
+  constexpr Millis kTooMuchLead{1 << 20};
+  Holds holds = {Rare(kAnnsHold, Millis{5}, 1), Rare(kAnnsHold, Millis{0}, 2),
+                 Rare(kAnnsHold, Millis{5}, 2)};
+  for (const Instant since : {kSince - kTooMuchLead, kSince + kTooMuchLead}) {
+    holds.push_back(kAnnsHold);
+    holds.back().since = since;
+  }
+  holds.push_back(kAnnsHold);
+  holds.back().end = Instant{Millis{int64_t{1} << 42}};
+  return holds;
 }
 
 Holds HoldsOf(const Lock& lock, Order order = Order::kByOwner) {
@@ -185,6 +200,44 @@ TEST(LockOfOne, KeepsOwnersOf1To256AnyBytes) {
   }
 }
 
+// The number of bytes in memory: what nearly every lock costs.
+TEST(LockOfOne, TakesTwoWordsAndItsOwnerIfItIsNarrow) {
+  Hold early = kAnnsHold;
+  early.since = kSince - Millis{(1 << 20) - 1};
+  Hold late = kAnnsHold;
+  late.since = kSince + Millis{(1 << 20) - 1};
+  late.end = Instant{Millis{(int64_t{1} << 42) - 1}};
+  for (const Hold& narrow : {kAnnsHold, early, late}) {
+    const LockPtr lock(Lock::Make({Mode::kExclusive, narrow}));
+    EXPECT_EQ(lock->AsBytes().size(), 16 + 3);
+    EXPECT_EQ(HoldsOf(*lock), Holds{narrow});
+  }
+  for (const Hold& wide : WideHolds()) {
+    const LockPtr lock(Lock::Make({Mode::kExclusive, wide}));
+    EXPECT_EQ(lock->AsBytes().size(), 16 + 28 + 3);
+    EXPECT_EQ(HoldsOf(*lock), Holds{wide});
+  }
+}
+
+TEST(LockOfOne, CanBeMadeOfItsBytes) {
+  for (const Mode mode : kModes) {
+    for (const Hold& hold : {kAnnsHold, Rare(kAnnsHold, Millis{7}, 2)}) {
+      const LockPtr lock(Lock::Make({mode, hold}));
+      const std::string_view bytes = lock->AsBytes();
+      auto* copy = static_cast<char*>(::operator new(bytes.size()));
+      std::copy(bytes.begin(), bytes.end(), copy);
+      // Bytes that are not a lock's stay the caller's, as they are.
+      EXPECT_EQ(Lock::Adopt(copy, bytes.size() - 1), nullptr);
+      EXPECT_EQ(std::string_view(copy, bytes.size()), bytes);
+      const LockPtr adopted(Lock::Adopt(copy, bytes.size()));
+      ASSERT_NE(adopted, nullptr);
+      EXPECT_EQ(adopted->AsBytes().data(), copy);
+      EXPECT_EQ(adopted->mode(), mode);
+      EXPECT_EQ(HoldsOf(*adopted), Holds{hold});
+    }
+  }
+}
+
 TEST(LockOfOne, KnowsItsTokenWhileItLives) {
   const LockPtr lock(Lock::Make({Mode::kExclusive, Rare(kAnnsHold, Millis{500}, 1)}));
   EXPECT_TRUE(lock->HasLive(kToken, kMinInstant));
@@ -232,26 +285,49 @@ TEST(ApplyHeld, ChangesTheLockOfTheSameOwnerWhereItIs) {
   }
 }
 
-// A lock that was given room for a linger and a count keeps that room.
-TEST(ApplyHeld, ChangesARareHoldWhereItIs) {
-  const LockPtr lock(Lock::Make({Mode::kExclusive, Rare(kAnnsHold, Millis{9}, 3)}));
-  for (const Hold& next : {Rare(kAnnsHold, Millis{8}, 4), Rare(kAnnsHold, Millis{0}, 1),
-                           Rare(kAnnsHold, Millis{0}, 2), Rare(kAnnsHold, Millis{5}, 1)}) {
-    EXPECT_EQ(Apply(lock.get(), Held{Mode::kExclusive, next}), lock.get());
-    EXPECT_EQ(HoldsOf(*lock), Holds{next});
-    EXPECT_EQ(lock->closes(), next.closes());
+// A linger, a count above 1, a token far from the moment of its grant, a far end: each of them
+// needs a wide record, and wide records are of one size.
+TEST(ApplyHeld, ChangesAWideHoldWhereItIs) {
+  const Holds wide = WideHolds();
+  for (const Mode mode : kModes) {
+    const LockPtr lock(Lock::Make({mode, Rare(kAnnsHold, Millis{9}, 3)}));
+    for (const Hold& next : wide) {
+      EXPECT_EQ(Apply(lock.get(), Held{mode, next}), lock.get());
+      EXPECT_EQ(HoldsOf(*lock), Holds{next});
+      EXPECT_EQ(lock->closes(), next.closes());
+      EXPECT_EQ(lock->mode(), mode);
+    }
   }
 }
 
-TEST(ApplyHeld, TakesANewLockForWhatHasNoRoomInTheOldOne) {
+// Also from wide to narrow: equal locks have equal records, whatever was there before.
+TEST(ApplyHeld, TakesANewLockForARecordOfAnotherSize) {
   for (const Mode mode : kModes) {
-    for (const Hold& next : {Rare(kAnnsHold, Millis{9}, 1), Rare(kAnnsHold, Millis{0}, 2)}) {
-      const LockPtr old(Lock::Make({mode, kAnnsHold}));
-      const LockPtr stored(Apply(old.get(), Held{mode, next}));
-      ASSERT_NE(stored, old);
-      EXPECT_EQ(HoldsOf(*stored), Holds{next});
-      EXPECT_EQ(stored->mode(), mode);
-      EXPECT_EQ(HoldsOf(*old), Holds{kAnnsHold});  // still the caller's
+    for (const Hold& wide : WideHolds()) {
+      for (const auto& [before, after] : {std::pair(kAnnsHold, wide), {wide, kAnnsHold}}) {
+        const LockPtr old(Lock::Make({mode, before}));
+        const LockPtr stored(Apply(old.get(), Held{mode, after}));
+        ASSERT_NE(stored, old);
+        EXPECT_EQ(HoldsOf(*stored), Holds{after});
+        EXPECT_EQ(stored->mode(), mode);
+        EXPECT_EQ(stored->AsBytes(), LockPtr(Lock::Make({mode, after}))->AsBytes());
+        EXPECT_EQ(HoldsOf(*old), Holds{before});  // still the caller's
+      }
+    }
+  }
+}
+
+// Among others it is the record of its own hold that changes its size.
+TEST(ApplyHeld, TakesANewRecordAmongOthers) {
+  for (const Hold& wide : WideHolds()) {
+    Cell cell;
+    cell << Held{Mode::kShared, kAnnsHold} << Held{Mode::kShared, kBobsHold};
+    const Lock* const before = cell.get();
+    for (const Hold& next : {wide, kAnnsHold, wide}) {
+      cell << Held{Mode::kShared, next};
+      EXPECT_EQ(cell.get(), before);
+      EXPECT_EQ(HoldsOf(*cell), (Holds{next, kBobsHold}));
+      EXPECT_EQ(cell->closes(), std::max(next.closes(), kBobsHold.closes()));
     }
   }
 }
@@ -513,6 +589,18 @@ TEST(ApplyReleased, GivesUpOneCountAtATime) {
         EXPECT_EQ(cell.get(), nullptr);
       }
     }
+  }
+}
+
+// With the last count above 1 goes the room for it, unless something else needs it.
+TEST(ApplyReleased, MakesTheRecordNarrowAgain) {
+  for (const bool crowded : {false, true}) {
+    Cell cell;
+    if (crowded) cell << Held{Mode::kShared, kBobsHold};
+    cell << Held{Mode::kShared, Rare(kAnnsHold, Millis{0}, 2)} << Released{kAnn};
+    EXPECT_EQ(cell->Find(kAnn), kAnnsHold);
+    if (crowded) cell << Ended{kBob};
+    EXPECT_EQ(cell->AsBytes(), LockPtr(Lock::Make({Mode::kShared, kAnnsHold}))->AsBytes());
   }
 }
 

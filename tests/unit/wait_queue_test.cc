@@ -204,7 +204,7 @@ class WaitQueueTest : public testing::Test {
       const std::string owner(waiter.request().owner.bytes);
       offers.push_back(owner + " behind " + std::to_string(ahead.size));
       const Offered offered = answer(owner);
-      if (offered == Offered::kLeft) queue_.Leave(waiter);
+      if (offered == Offered::kLeft || offered == Offered::kTookAll) queue_.Leave(waiter);
       return offered;
     });
     return offers;
@@ -1653,6 +1653,23 @@ TEST_F(WaitQueueTest, AfterOneIsBlockedHereNobodyIsOffered) {
             (Texts{"ann behind 0", "bob behind 0", "cid behind 1"}));
   EXPECT_EQ(LineOf(kA), (Texts{"bob", "cid", "dan"}));
   EXPECT_EQ(TakeWoken(kNow), (Texts{"0:b"})) << "ann left that line too";
+}
+
+TEST_F(WaitQueueTest, AfterOneTookAllNobodyIsOffered) {
+  for (const char* owner : {"ann", "bob", "cid"}) Enter(owner, {kA, kB}, Exclusive());
+  queue_.Wake(kA);
+  EXPECT_EQ(Offers(kA,
+                   [](const std::string& owner) {
+                     return owner == "ann" ? Offered::kLeft : Offered::kTookAll;
+                   }),
+            (Texts{"ann behind 0", "bob behind 0"}));
+  EXPECT_EQ(LineOf(kA), (Texts{"cid"}));
+  EXPECT_EQ(TakeWoken(kNow), (Texts{"0:b"})) << "not the line in which nobody can enter";
+  queue_.Wake(kA);
+  EXPECT_EQ(Offers(kA, [](const std::string&) { return Offered::kTookAll; }),
+            (Texts{"cid behind 0"}));
+  EXPECT_TRUE(queue_.empty()) << "the last takes the line along";
+  EXPECT_EQ(queue_.FirstWoken(kNow), nullptr);
 }
 
 TEST_F(WaitQueueTest, SettleTellsWhatIsAhead) {

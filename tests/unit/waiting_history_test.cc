@@ -342,6 +342,7 @@ class Model {
       const int64_t token = IsGrant(outcome) && !refused ? Grant(ask, outcome, now_us) : 0;
       turns.push_back({ask.call, refused, outcome, token});
       Leave(ask.call);
+      if (token != 0 && ask.mode == Mode::kExclusive) break;  // nobody behind is looked at
     }
     return turns;
   }
@@ -869,8 +870,9 @@ class Edge {
         token = Grant(waiter.asked.keys, request, admission, now);
       }
       turns.push_back({waiter.asked.call, refused, admission.outcome, token});
+      const bool alone = token != 0 && request.mode == Mode::kExclusive;
       Leave(waiter.asked.call);
-      return Offered::kLeft;
+      return alone ? Offered::kTookAll : Offered::kLeft;
     });
     return turns;
   }

@@ -1,0 +1,279 @@
+"""Tests of the benchmark itself: plots, tables, goals; and the published page is that of its data.
+
+    /usr/bin/python3 bench/bench_test.py
+
+Measures nothing and starts no server.
+"""
+
+import contextlib
+import io
+import json
+import pathlib
+import re
+import sys
+import tempfile
+import types
+import unittest
+import xml.etree.ElementTree as ElementTree
+from unittest import mock
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import common  # noqa: E402
+import plot  # noqa: E402
+import run  # noqa: E402
+
+SVG = "{http://www.w3.org/2000/svg}"
+CONDITIONS = {"cpu": "A CPU", "cores": 2, "kernel": "Linux 6", "server": "Redis 7.0.15",
+              "module": "Turnstile 0.1.0", "date": "2026-01-02"}
+
+
+class PlotTest(unittest.TestCase):
+    def draw(self, svg):
+        """The texts of a plot that is well-formed and stays within its frame."""
+        root = ElementTree.fromstring(svg)
+        _, _, width, height = map(float, root.get("viewBox").split())
+        for element in root.iter():
+            for name, limit in {"x": width, "x1": width, "x2": width, "cx": width,
+                                "y": height, "y1": height, "y2": height, "cy": height}.items():
+                place = float(element.get(name, 0))
+                self.assertTrue(0 <= place <= limit, ElementTree.tostring(element))
+            self.assertGreaterEqual(float(element.get("width", 0)), 0)
+        return [element.text for element in root.iter(f"{SVG}text")]
+
+    def bars(self, *rows, **options):
+        return self.draw(plot.bars("a title", rows, **options))
+
+    def lines(self, log_x=False, log_y=False, **series):
+        return self.draw(plot.lines("a title", series, "the x", "the y", log_x, log_y))
+
+    def test_bars(self):
+        texts = self.bars(("Turnstile", 1.084, 1.05, 1.1), ("plain", 1, None, None), unit="ms",
+                          reference=1)
+        for text in ("a title", "Turnstile", "1.08 ms", "1.00 ms", "plain"):
+            self.assertIn(text, texts)
+
+    def test_bars_of_anything(self):
+        for log in (False, True):
+            for values in ((0,), (0, 0), (5,), (1e-300, 1e300), (1e300,), (1e-12,), (0, 7),
+                           (-3, 4), (-1e9, -1), (0.999, 1), (float("nan"), 2), (float("inf"), 2)):
+                for reference in (None, 0, 1, 1e6):
+                    with self.subTest(log=log, values=values, reference=reference):
+                        rows = [(f"row {i}", value, value / 2, value * 2)
+                                for i, value in enumerate(values)]
+                        self.bars(*rows, reference=reference, log=log)
+
+    def test_nothing_to_show(self):
+        self.assertIn("not measured", self.bars())
+        self.assertIn("not measured", self.bars(("a", None, None, None), reference=1))
+        self.assertIn("not measured", self.bars(("a", None, None, None), ("b", 1, None, None)))
+        self.assertIn("not measured", self.lines())
+        self.assertIn("not measured", self.lines(a=[]))
+        self.assertIn("not measured", self.lines(a=[(0, 0)], log_y=True))
+
+    def test_lines_of_anything(self):
+        for log_x in (False, True):
+            for log_y in (False, True):
+                for points in ([(1, 1)], [(0, 0), (1, 5), (2, 0)], [(10, 1e-9), (1e7, 1e12)],
+                               [(1, -5), (2, 5)], [(1, None), (2, 3)], [(1e300, 1), (1, 1e300)]):
+                    with self.subTest(log_x=log_x, log_y=log_y, points=points):
+                        self.lines(log_x, log_y, a=points, b=[(1, 2), (3, 2)])
+
+    def test_labels_at_the_ends_of_lines_keep_apart(self):
+        series = {f"series {i}": [(1, 1), (2, 1 + i / 1000)] for i in range(20)}
+        root = ElementTree.fromstring(plot.lines("many", series, "x", "y"))
+        places = sorted(float(text.get("y")) for text in root.iter(f"{SVG}text")
+                        if text.text.startswith("series"))
+        self.assertEqual(len(places), 20)
+        for above, below in zip(places, places[1:]):
+            self.assertGreaterEqual(below - above, plot.TEXT)
+
+    def test_ticks_keep_apart(self):
+        for high in (1, 3, 7e3, 123456, 99999999, 3e12):
+            for log in (False, True):
+                scale = plot.Scale([1e-3, high], log, 0, plot.PLOT, plot.width)
+                places = [scale(value) for value, _ in scale.ticks]
+                self.assertGreaterEqual(len(places), 2)
+                needed = [plot.width(text) for _, text in scale.ticks]
+                for a, b, m, n in zip(places, places[1:], needed, needed[1:]):
+                    self.assertGreaterEqual(b - a, (m + n) / 2)
+
+    def test_text_is_escaped(self):
+        name = "<b> & \"quoted\" 'too' \x00\x1b ü 锁"
+        shown = name.replace("\x00", "\ufffd").replace("\x1b", "\ufffd")
+        self.assertIn(shown, self.draw(plot.bars(name, [(name, 1, None, None)])))
+        self.assertIn(f"{shown} 1.00", self.draw(plot.lines(name, {name: [(1, 1)]}, name, name)))
+
+    def test_long_text_is_wrapped(self):
+        texts = self.bars(("an owner-checked release by EVALSHA after an acquire with fencing",
+                           1, None, None))
+        self.assertNotIn("an owner-checked release by EVALSHA after an acquire with fencing", texts)
+        self.draw(plot.bars("many words " * 30, [("word" * 50, 1, None, None)]))
+
+    def test_figures(self):
+        figures = {0: "0", 1: "1.00", 0.267: "0.27", 0.0123: "0.012", 12.34: "12.3", 999.6: "1,000",
+                   123456.7: "123,457", 1e12: "1e+12", -2.5: "-2.50"}
+        for value, text in figures.items():
+            self.assertEqual(plot.figure(value), text)
+        self.assertEqual(plot.with_unit(3, "×"), "3.00×")
+        self.assertEqual(plot.with_unit(3, "µs"), "3.00 µs")
+
+
+class CommonTest(unittest.TestCase):
+    def test_table(self):
+        self.assertEqual(common.table(["a", "b"], [["x", 1], ["y", "2"]]),
+                         "| a | b |\n| --- | ---: |\n| x | 1 |\n| y | 2 |\n")
+
+    def test_spread(self):
+        self.assertEqual(common.spread([7]), {"median": 7, "q1": 7, "q3": 7, "n": 1})
+        self.assertEqual(common.spread([5, 1, 3, 2, 4]),
+                         {"median": 3, "q1": 2, "q3": 4, "n": 5})
+
+    def test_goals(self):
+        self.assertEqual(common.Goal.at_most("x", 1.10, 1.08),
+                         common.Goal("x", "≤ 1.1", "1.08", True))
+        self.assertTrue(common.Goal.at_most("x", 1.10, 1.104).met)  # as shown: 1.10
+        self.assertFalse(common.Goal.at_most("x", 1.10, 1.106).met)
+        self.assertEqual(common.Goal.at_least("x", 1.8, 1.71, digits=1),
+                         common.Goal("x", "≥ 1.8", "1.7", False))
+
+
+def fake_part(value):
+    """A part that measures `value`, or fails if there is none."""
+    def measure(options):
+        if value is None:
+            sys.exit("bench: an unexpected reply")
+        return {"value": value, "seed": options.seed, 1: "keys become text"}
+
+    def report(data):
+        rows = [("Turnstile", data["value"], None, None)]
+        name = f"fake-{data['value']}.svg"
+        return common.Report(f"A line, {data['1']}.\n\n![A plot]({name})\n\n",
+                             {name: plot.bars("A plot", rows)})
+
+    return types.SimpleNamespace(
+        TITLE=f"Fake {value}", SECONDS=1, run=measure, report=report,
+        goals=lambda data: [common.Goal.at_most("a | b", 2, data["value"])])
+
+
+class RunTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name) / "results"
+        for patch in (mock.patch.object(run, "RESULTS", self.folder),
+                      mock.patch.object(run, "PARTS", ("one", "two")),
+                      mock.patch.object(run, "machine", lambda: dict(CONDITIONS)),
+                      mock.patch.object(run.signal, "signal"),
+                      mock.patch.dict(sys.modules, one=fake_part(1), two=fake_part(3)),
+                      mock.patch.dict("os.environ")):
+            patch.start()
+            self.addCleanup(patch.stop)
+        for name in ("REDIS_SERVER", "TURNSTILE_MODULE"):
+            run.os.environ.pop(name, None)
+
+    def main(self, *arguments):
+        """What goes to stdout and to stderr."""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            run.main(arguments)
+        return out.getvalue(), err.getvalue()
+
+    def page(self):
+        return (self.folder / "README.md").read_text()
+
+    def test_all(self):
+        _, progress = self.main("--seed", "9")
+        self.assertIn("bench: part 2 of 2: two (0 of about 2 s so far)", progress)
+        self.assertEqual(sorted(file.name for file in self.folder.iterdir()),
+                         ["README.md", "fake-1.svg", "fake-3.svg", "one.json", "two.json"])
+        page = self.page()
+        self.assertIn("Turnstile 0.1.0 on Redis 7.0.15; A CPU, 2 cores, Linux 6; 2026-01-02, "
+                      "seed 9.", page)
+        self.assertIn("1 of 2 met.", page)
+        self.assertIn("| a \\| b | ≤ 2 | 1.00 | yes |\n| a \\| b | ≤ 2 | 3.00 | **no** |\n", page)
+        self.assertIn("## Fake 1\n\nA line, keys become text.\n\n![A plot](fake-1.svg)\n", page)
+        self.assertEqual(run.pages(self.folder)["README.md"], page)
+
+    def test_only_one_part_keeps_the_data_of_the_other(self):
+        self.main()
+        sys.modules["one"] = fake_part(2)
+        self.main("--only", "one", "--seed", "5")
+        page = self.page()
+        self.assertIn("- one: Turnstile", page)
+        self.assertIn("seed 5\n- two: Turnstile", page)
+        self.assertIn("1 of 2 met.", page)
+        self.assertIn("## Fake 2", page)
+        self.assertIn("## Fake 3", page)
+        self.assertFalse((self.folder / "fake-1.svg").exists())
+
+    def test_report_only(self):
+        self.main("--only", "two")
+        self.assertIn("Not measured: one.", self.page())
+        before = self.page()
+        (self.folder / "README.md").write_text("old")
+        sys.modules["two"].run = None
+        self.main("--report")
+        self.assertEqual(self.page(), before)
+
+    def test_trials_are_printed_and_not_stored(self):
+        self.main()
+        before = {file: file.read_text() for file in self.folder.iterdir()}
+        for arguments, environment in ((["--quick"], {}), ([], {"REDIS_SERVER": "other"})):
+            sys.modules["one"] = fake_part(7)
+            with mock.patch.dict("os.environ", environment), \
+                    tempfile.TemporaryDirectory() as elsewhere, \
+                    mock.patch.object(tempfile, "tempdir", elsewhere):
+                page, _ = self.main("--only", "one", *arguments)
+            self.assertIn("| a \\| b | ≤ 2 | 7.00 | **no** |", page)
+            self.assertNotIn("Fake 3", page)
+            self.assertEqual({file: file.read_text() for file in self.folder.iterdir()}, before)
+
+    def test_an_error_ends_the_run_and_keeps_what_was_measured(self):
+        sys.modules["two"] = fake_part(None)
+        with self.assertRaises(SystemExit) as ended:
+            self.main()
+        self.assertEqual(ended.exception.code, "bench: an unexpected reply")
+        self.assertTrue((self.folder / "one.json").exists())
+        self.assertFalse((self.folder / "two.json").exists())
+
+    def test_wrong_arguments(self):
+        for arguments in (["--only", "three"], ["--only", ""], ["--seed", "x"], ["more"]):
+            with self.assertRaises(SystemExit) as ended:
+                self.main(*arguments)
+            self.assertEqual(ended.exception.code, 2)
+
+
+class PublishedTest(unittest.TestCase):
+    """What is in bench/results/ belongs together."""
+
+    def setUp(self):
+        if not list(run.RESULTS.glob("*.json")):
+            self.skipTest("nothing is published yet")
+        self.expected = run.pages(run.RESULTS)
+
+    def test_page_and_plots_are_those_of_the_data(self):
+        for name, text in self.expected.items():
+            self.assertEqual((run.RESULTS / name).read_text(encoding="utf-8"), text,
+                             f"{name} is not that of the data: script/bench --report")
+        known = {*self.expected, *(f"{name}.json" for name in run.PARTS)}
+        self.assertLessEqual({file.name for file in run.RESULTS.iterdir()}, known)
+
+    def test_every_plot_is_shown_and_well_formed(self):
+        shown = set(re.findall(r"\]\((\S+\.svg)\)", self.expected["README.md"]))
+        plots = {name for name in self.expected if name.endswith(".svg")}
+        self.assertEqual(shown, plots)
+        for name in plots:
+            ElementTree.fromstring(self.expected[name])
+
+    def test_the_machine_is_not_named(self):
+        for name in run.PARTS:
+            file = run.RESULTS / f"{name}.json"
+            if file.exists():
+                text = file.read_text(encoding="utf-8")
+                self.assertEqual(set(json.loads(text)["conditions"]),
+                                 {*CONDITIONS, "seed", "seconds"})
+                self.assertNotRegex(text, r"/(home|root|tmp|work|usr)/")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -182,6 +182,7 @@ Decision Decide(const Place& place, const TouchRequest& request, Instant now) {
   if (IsOwnPlain(place, request.owner, now)) return {Outcome::kTouched, PlainExtended{end}};
   std::optional<Hold> own = OwnLiveHold(place, request.owner, now);
   if (!own.has_value()) return {Missing(place, request.owner, now), std::nullopt};
+  own->owner = request.owner;
   own->end = end;
   return {Outcome::kTouched, Held{place.lock->mode(), *own}};
 }
@@ -190,6 +191,7 @@ Decision DecideSessionEnd(const Place& place, Owner owner, Instant now) {
   std::optional<Hold> own = OwnLiveHold(place, owner, now);
   if (!own.has_value()) return {Missing(place, owner, now), std::nullopt};
   if (own->linger == Millis{0}) return {Outcome::kReleased, Ended{owner, Loss::kSession}};
+  own->owner = owner;
   // From here on it only lingers: at no moment, also of a clock that is set back, is it live again.
   own->linger += std::max(now - Millis{1}, kMinInstant) - kMinInstant;
   own->end = kMinInstant;
@@ -227,8 +229,11 @@ std::vector<Ended> OverdueBut(Owner owner, const Place& place, Instant now) {
   return overdue;
 }
 
-// Whether the owner, who is in the lock, is there with others.
-bool HasCompany(const Place& place) { return place.lock != nullptr && place.lock->size() > 1; }
+// The same if `owner` is about to leave the lock, where it is alone more often than not.
+std::vector<Ended> OverdueBeside(Owner owner, const Place& place, Instant now) {
+  if (place.lock == nullptr || place.lock->size() == 1) return {};
+  return OverdueBut(owner, place, now);
+}
 
 }  // namespace
 
@@ -238,13 +243,11 @@ std::vector<Ended> OverdueBefore(const Place& place, const Held& next, Instant n
 }
 
 std::vector<Ended> OverdueBefore(const Place& place, const Released& next, Instant now) {
-  if (!HasCompany(place)) return {};
-  return OverdueBut(next.owner, place, now);
+  return OverdueBeside(next.owner, place, now);
 }
 
 std::vector<Ended> OverdueBefore(const Place& place, const Ended& next, Instant now) {
-  if (!HasCompany(place)) return {};
-  return OverdueBut(next.owner, place, now);
+  return OverdueBeside(next.owner, place, now);
 }
 
 std::vector<Ended> OverdueBefore(const Place& place, const Change& next, Instant now) {

@@ -100,10 +100,6 @@ std::unique_ptr<Lock> DecodeManyHolds(ByteReader& reader) {
   return mode.has_value() ? DecodeHolds(reader, *mode, /*least=*/1) : nullptr;
 }
 
-// See Lock::AsBytes. Before several holds stands a word that no record begins with.
-constexpr uint64_t kSeveral = uint64_t{1} << 63;
-constexpr int kModeAt = 61;
-
 std::unique_ptr<Lock> DecodeOneRecord(std::string_view bytes) {
   auto* copy = static_cast<char*>(::operator new(bytes.size()));
   std::copy(bytes.begin(), bytes.end(), copy);
@@ -112,21 +108,26 @@ std::unique_ptr<Lock> DecodeOneRecord(std::string_view bytes) {
   return lock;
 }
 
+// Before several holds stands the first word of a lock of many, which no record begins with.
 std::unique_ptr<Lock> DecodeRecords(std::string_view bytes) {
   ByteReader reader(bytes);
   const uint64_t head = reader.TakeNumber(8);
-  if ((head & kSeveral) == 0) return DecodeOneRecord(bytes);
-  const std::optional<Mode> mode = ToMode((head & ~kSeveral) >> kModeAt);
-  const bool pure = (head & ((uint64_t{1} << kModeAt) - 1)) == 0;
-  return mode.has_value() && pure ? DecodeHolds(reader, *mode, /*least=*/2) : nullptr;
+  if (head >> Lock::kManyAt == 0) return DecodeOneRecord(bytes);
+  for (const Mode mode : {Mode::kShared, Mode::kLimit}) {
+    if (head == Lock::ManyHead(mode)) return DecodeHolds(reader, mode, /*least=*/2);
+  }
+  return nullptr;
 }
 
 }  // namespace
 
-std::string Encode(const Lock& lock) {
-  if (lock.size() == 1) return std::string(lock.AsBytes());
-  std::string out;
-  Put(out, kSeveral | static_cast<uint64_t>(lock.mode()) << kModeAt, 8);
+Encoded::Encoded(const Lock& lock) {
+  if (lock.size() == 1) {
+    bytes_ = lock.AsBytes();
+    return;
+  }
+  std::string& out = several_;
+  Put(out, Lock::ManyHead(lock.mode()), 8);
   for (size_t i = 0; i < lock.size(); ++i) {
     const Hold hold = lock.at(Lock::Order::kByOwner, i);
     Put(out, hold.token.value, 8);
@@ -137,8 +138,10 @@ std::string Encode(const Lock& lock) {
     Put(out, hold.owner.bytes.size(), 2);
     out += hold.owner.bytes;
   }
-  return out;
+  bytes_ = out;
 }
+
+std::string Encode(const Lock& lock) { return std::string(Encoded(lock).bytes()); }
 
 std::unique_ptr<Lock> Decode(std::string_view bytes, EncodingVersion version) {
   ByteReader reader(bytes);

@@ -24,7 +24,20 @@ enum class EncodingVersion : int {
 };
 inline constexpr EncodingVersion kCurrentEncoding = EncodingVersion::kRecords;
 
-// In the current version. Equal locks give equal bytes.
+// A lock in the current version. Equal locks give equal bytes. A lock of one hold is not copied,
+// and must live as long.
+class Encoded {
+ public:
+  explicit Encoded(const Lock& lock);
+  Encoded(const Encoded&) = delete;
+  Encoded& operator=(const Encoded&) = delete;
+
+  std::string_view bytes() const { return bytes_; }
+
+ private:
+  std::string several_;
+  std::string_view bytes_;
+};
 std::string Encode(const Lock& lock);
 
 // The lock, or null if the bytes are not exactly what that version writes. Safe on any bytes.

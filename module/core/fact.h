@@ -56,7 +56,7 @@ std::optional<Token> ParseToken(std::string_view text);
 Parsed<Fact> ParseFact(Args args);
 Parsed<HeldFact> ParseHeldFact(Args args);
 
-// The third word of LOCK.HELD.
+// The third word of LOCK.HELD, of a hold that is well-formed.
 class HeldNumbers {
  public:
   explicit HeldNumbers(const Hold& hold);

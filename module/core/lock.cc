@@ -156,9 +156,9 @@ class Lock::Many : public Lock {
   void Put(const Hold& hold) {
     One* record = Take(hold.owner);
     if (record == nullptr || !record->Renew(mode(), hold)) {
-      One* larger = One::Make(mode(), hold);
+      One* other = One::Make(mode(), hold);
       delete record;
-      record = larger;
+      record = other;
     }
     ForEachOrder([record](std::vector<One*>& sorted, auto before) {
       sorted.insert(std::lower_bound(sorted.begin(), sorted.end(), record, before), record);

@@ -34,6 +34,9 @@
 namespace turnstile {
 
 // Facts. Those that are not about one key (see fact.h) are no business of a lock.
+//
+// The owner of a Held is not a view into the lock that it is about, unless the fact says just what
+// the lock holds already: to carry it out may free what was there.
 struct Held {  // this owner holds the lock in this mode: alone, or with others of the same mode
   Mode mode = Mode::kExclusive;
   Hold hold;
@@ -87,19 +90,20 @@ class Lock {
   // Whether this object is its only allocation, which can be moved as bytes.
   bool IsOneAllocation() const { return !many(); }
 
-  // A lock of one hold as bytes, the same for the same hold: docs/storage-format.md calls it a
-  // record. The topmost bit of its first 8 bytes, which are little-endian, is zero.
-  std::string_view AsBytes() const;
-
- protected:
   // The first word of a lock: of one hold its token, the size of its owner less one and its mode;
   // of many holds only the mode, and the topmost bit.
-  static constexpr int kOwnerSizeAt = 53;
   static constexpr int kModeAt = 61;
   static constexpr int kManyAt = 63;
   static constexpr uint64_t ManyHead(Mode mode) {
     return static_cast<uint64_t>(mode) << kModeAt | uint64_t{1} << kManyAt;
   }
+
+  // A lock of one hold as bytes, the same for the same hold: docs/storage-format.md calls it a
+  // record. The topmost bit of its first 8 bytes, which are little-endian, is zero.
+  std::string_view AsBytes() const;
+
+ protected:
+  static constexpr int kOwnerSizeAt = 53;
 
   explicit Lock(uint64_t head) : head_(head) {}
 

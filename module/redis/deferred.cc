@@ -115,8 +115,9 @@ void OnFork(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t moment
   TheServer().MayHaveChanged();
 }
 
-void OnReplicaOrLoading(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t /*moment*/,
-                        void* /*data*/) {
+// A copy of all data is made or taken, or a replica comes or goes.
+void OnCopy(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t /*moment*/,
+            void* /*data*/) {
   TheServer().MayHaveChanged();
 }
 
@@ -172,8 +173,8 @@ void OnClientChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_
 
 void OnModuleChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t change,
                     void* data) {
-  const std::string_view name = static_cast<RedisModuleModuleChange*>(data)->module_name;
-  if (change == REDISMODULE_SUBEVENT_MODULE_LOADED && name != kModuleName) TheServer().ModuleCame();
+  if (change != REDISMODULE_SUBEVENT_MODULE_LOADED) return;
+  TheServer().ModuleCame(static_cast<RedisModuleModuleChange*>(data)->module_name);
 }
 
 constexpr std::string_view kMovedTo = "move_to";
@@ -231,8 +232,9 @@ bool SubscribeToEvents(RedisModuleCtx* ctx) {
       {RedisModuleEvent_EventLoop, PayDebts},
       {RedisModuleEvent_ReplicationRoleChanged, OnRoleChange},
       {RedisModuleEvent_ForkChild, OnFork},
-      {RedisModuleEvent_ReplicaChange, OnReplicaOrLoading},
-      {RedisModuleEvent_Loading, OnReplicaOrLoading},
+      {RedisModuleEvent_Persistence, OnCopy},
+      {RedisModuleEvent_Loading, OnCopy},
+      {RedisModuleEvent_ReplicaChange, OnCopy},
       {RedisModuleEvent_FlushDB, OnFlush},
       {RedisModuleEvent_SwapDB, OnSwap},
       {RedisModuleEvent_ReplAsyncLoad, OnAsyncLoad},

@@ -105,8 +105,9 @@ struct Effects {
 template <typename Fact>
 void CarryOutFact(RedisModuleCtx* ctx, LockKey& key, const Fact& fact, Instant now,
                   Carrier carrier) {
+  const Carrier of_ends = carrier == Carrier::kDeferred ? carrier : Carrier::kFact;
   for (const Ended& ended : OverdueBefore(key.place(), fact, now)) {
-    Effects{ctx, key, now, Carrier::kFact}(ended);
+    Effects{ctx, key, now, of_ends}(ended);
   }
   Effects{ctx, key, now, carrier}(fact);
 }

@@ -60,12 +60,6 @@ void CountHold(const Hold& hold, Instant now) {
   TheStats().holds.Add(std::min(now, hold.end) - hold.since);
 }
 
-bool SomebodyListens() {
-  const int events = RedisModule_GetNotifyKeyspaceEvents();
-  return (events & REDISMODULE_NOTIFY_MODULE) != 0 &&
-         (events & (REDISMODULE_NOTIFY_KEYSPACE | REDISMODULE_NOTIFY_KEYEVENT)) != 0;
-}
-
 }  // namespace
 
 void LockEvents::Register(RedisModuleCtx* ctx) {
@@ -154,7 +148,7 @@ void LockEvents::Flushing(std::optional<int> db) {
   // A replica that takes over a whole copy of the data empties itself first.
   const int copies = REDISMODULE_CTX_FLAGS_LOADING | REDISMODULE_CTX_FLAGS_REPLICA_IS_STALE;
   if ((flags & copies) != 0 || CountLocks() == 0) return;
-  const bool publish = SomebodyListens();
+  const bool publish = ServerState::ClientsWatch();
   const std::vector<int> with_locks = DatabasesWithLocks();
   size_t flushed = 0;
   if (!publish && (!db.has_value() || with_locks == std::vector{*db})) {

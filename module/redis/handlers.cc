@@ -1,7 +1,6 @@
 #include "redis/handlers.h"
 
-#include <algorithm>
-#include <array>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <variant>
@@ -36,7 +35,9 @@ class ArgViews {
       many_.resize(count);
       to = many_.data();
     }
-    for (size_t i = 0; i < count; ++i) to[i] = ToView(argv[first + static_cast<int>(i)]);
+    for (size_t i = 0; i < count; ++i) {
+      std::construct_at(to + i, ToView(argv[first + static_cast<int>(i)]));
+    }
     args_ = Args(to, count);
   }
   ArgViews(const ArgViews&) = delete;

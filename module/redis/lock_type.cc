@@ -54,10 +54,8 @@ void* RdbLoad(RedisModuleIO* io, int encver) {
 }
 
 void RdbSave(RedisModuleIO* io, void* value) {
-  const Lock& lock = AsLock(value);
-  const std::string several = lock.size() == 1 ? "" : Encode(lock);
-  const std::string_view bytes = lock.size() == 1 ? lock.AsBytes() : several;
-  RedisModule_SaveStringBuffer(io, bytes.data(), bytes.size());
+  const Encoded lock(AsLock(value));
+  RedisModule_SaveStringBuffer(io, lock.bytes().data(), lock.bytes().size());
 }
 
 // The last token, saved only while it leads the wall clock: an RDB file with such a record does not
@@ -107,8 +105,8 @@ size_t FreeEffort(RedisModuleString* /*key*/, const void* value) { return AsLock
 size_t MemUsage(const void* value) { return AsLock(value).Allocated(RedisModule_MallocSize); }
 
 void Digest(RedisModuleDigest* digest, void* value) {
-  const std::string bytes = Encode(AsLock(value));
-  RedisModule_DigestAddStringBuffer(digest, bytes.data(), bytes.size());
+  const Encoded lock(AsLock(value));
+  RedisModule_DigestAddStringBuffer(digest, lock.bytes().data(), lock.bytes().size());
   RedisModule_DigestEndSequence(digest);
 }
 

@@ -1,5 +1,8 @@
 #include "redis/server_state.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "redis/cluster.h"
 
 namespace turnstile {
@@ -43,11 +46,35 @@ bool ServerState::LookForListeners(Instant now) {
   return !nobody_listens_;
 }
 
+bool ServerState::ClientsWatch() {
+  const int events = RedisModule_GetNotifyKeyspaceEvents();
+  return (events & REDISMODULE_NOTIFY_MODULE) != 0 &&
+         (events & (REDISMODULE_NOTIFY_KEYSPACE | REDISMODULE_NOTIFY_KEYEVENT)) != 0;
+}
+
 void ServerState::LookForModules(RedisModuleCtx* ctx) {
   RedisModuleCallReply* modules = RedisModule_Call(ctx, "MODULE", "c", "LIST");
-  // We are not in the list yet. What is not told may be.
-  has_other_modules_ = modules == nullptr || RedisModule_CallReplyLength(modules) > 0;
-  if (modules != nullptr) RedisModule_FreeCallReply(modules);
+  if (modules == nullptr) {
+    has_other_modules_ = true;  // what is not told may be
+    return;
+  }
+  for (size_t i = 0; i < RedisModule_CallReplyLength(modules); ++i) {
+    // A module's name comes first, behind the word "name".
+    RedisModuleCallReply* module = RedisModule_CallReplyArrayElement(modules, i);
+    size_t size = 0;
+    const char* name =
+        RedisModule_CallReplyStringPtr(RedisModule_CallReplyArrayElement(module, 1), &size);
+    ModuleCame({name, name == nullptr ? 0 : size});
+  }
+  RedisModule_FreeCallReply(modules);
+}
+
+void ServerState::ModuleCame(std::string_view name) {
+  // Servers bring modules of their own, which do not care about locks.
+  constexpr std::string_view kHarmless[] = {kModuleName, "vectorset", "lua"};
+  if (std::find(std::begin(kHarmless), std::end(kHarmless), name) == std::end(kHarmless)) {
+    has_other_modules_ = true;
+  }
 }
 
 ServerState& TheServer() {

@@ -5,6 +5,8 @@
 #ifndef TURNSTILE_REDIS_SERVER_STATE_H_
 #define TURNSTILE_REDIS_SERVER_STATE_H_
 
+#include <string_view>
+
 #include "core/types.h"
 #include "redis/redis_api.h"
 
@@ -23,30 +25,29 @@ class ServerState {
 
   // Whether a change has to be told. Building a fact costs more than granting a lock, and most of
   // that even when nobody listens: no replica, no backlog from which one could catch up, no AOF.
-  // Nobody begins to listen without a copy of all data, for which the server forks, or loads one,
-  // or changes its role. While somebody listens, we look once a second whether that is still so, as
+  // Nobody begins to listen without a copy of all data: the server saves, forks or loads one, or
+  // changes its role. While somebody listens, we look once a second whether that is still so, as
   // the server does not tell when it gives up its backlog.
   bool SomebodyListens(Instant now) {
     return !nobody_listens_ && (now < look_again_ || LookForListeners(now));
   }
 
-  // Whether anybody may hear of the events that we publish: a client, or another module.
-  bool SomebodyWatches() const {
-    return has_other_modules_ ||
-           (RedisModule_GetNotifyKeyspaceEvents() & REDISMODULE_NOTIFY_MODULE) != 0;
-  }
+  // Whether a client may hear of the events that we publish; and whether anybody may, another
+  // module too.
+  static bool ClientsWatch();
+  bool SomebodyWatches() const { return has_other_modules_ || ClientsWatch(); }
 
-  // To be called when the server forks, loads data, changes its role or its settings, and when a
-  // replica comes or goes.
+  // To be called when the server saves, forks, loads data, changes its role or its settings, and
+  // when a replica comes or goes.
   void MayHaveChanged() {
     only_callers_ = false;
     nobody_listens_ = false;
     look_again_ = kMinInstant;
   }
 
-  // To be called when we are loaded, and when another module is.
+  // To be called when we are loaded, and when any module is.
   void LookForModules(RedisModuleCtx* ctx);
-  void ModuleCame() { has_other_modules_ = true; }
+  void ModuleCame(std::string_view name);
 
  private:
   Source Ask(RedisModuleCtx* ctx);

@@ -16,6 +16,7 @@
 #include "support/dump_payload.h"
 #include "support/eventually.h"
 #include "support/lock_test.h"
+#include "support/replication_stream.h"
 #include "support/reply.h"
 #include "support/server.h"
 
@@ -379,6 +380,21 @@ TEST_F(RestoreTest, ForgedTokensAreRefused) {
   client_.Do("MULTI");
   client_.Do("RESTORE", "forged", 0, forged);
   EXPECT_TRUE(client_.Do("EXEC").elements.at(0).IsError("ERR Bad data format"));
+}
+
+// A lease beyond the year 2109 needs a wider record than the one that takes its place.
+TEST_F(RestoreTest, TouchedAfterItWasWide) {
+  StoredHold hold = {.since = kSinceOfToken, .end = int64_t{1} << 42, .owner = "the owner"};
+  EXPECT_EQ(Restore(Frame(Today(kExclusive, {hold}), 3)), Reply::Ok());
+  ReplicationStream stream(server().port());
+  EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", hold.owner, "PX", kMinute), Reply::Int(1));
+  hold.end = EndOf(client_, "job");
+  ExpectHolders(client_, kExclusive, {hold});
+  EXPECT_EQ(
+      stream.Until(client_),
+      (std::vector<Command>{{"LOCK.FACT", "HELD", "job", hold.owner, std::to_string(hold.token),
+                             std::to_string(hold.since), std::to_string(hold.end)}}));
+  EXPECT_EQ(client_.Do("DUMP", "job"), Reply::Str(Frame(Today(kExclusive, {hold}), 3)));
 }
 
 TEST_F(RestoreTest, OtherVersionsTypesAndFramesAreRefused) {

@@ -994,6 +994,26 @@ TEST(TakeBack, IsNothingToAnotherGrantOrToNone) {
 
 // --- Release and touch among several holders --------------------------------------------------
 
+// The lock that a fact is about may be freed while the fact is carried out.
+TEST(Touch, NamesTheOwnerInTheCallersWords) {
+  const std::string mine(kAnn.bytes);
+  for (const Mode mode : {Mode::kExclusive, Mode::kShared}) {
+    const Scene scene(mode, {HoldOf(kAnn, kToken)});
+    const Decision decision =
+        Decide(scene.place(), TouchRequest{.owner = Owner{mine}, .lease = kLease}, kSince);
+    EXPECT_EQ(std::get<Held>(decision.change.value()).hold.owner.bytes.data(), mine.data());
+  }
+}
+
+TEST(SessionEnd, NamesTheOwnerInTheCallersWords) {
+  const std::string mine(kAnn.bytes);
+  Hold hold = HoldOf(kAnn, kToken);
+  hold.linger = Millis{5};
+  const Scene scene(Mode::kExclusive, {hold});
+  const Decision decision = DecideSessionEnd(scene.place(), Owner{mine}, kSince);
+  EXPECT_EQ(std::get<Held>(decision.change.value()).hold.owner.bytes.data(), mine.data());
+}
+
 TEST(SeveralHolders, ReleaseAndTouchTheirOwnHold) {
   for (const Mode mode : {Mode::kShared, Mode::kLimit}) {
     const Scene scene(mode, {kAnnsHold, HoldOf(kBob, Later(kToken, 1), kEnd - kTick, kLinger, 2)});

@@ -101,11 +101,13 @@ def free_port():
 class Server:
     """A redis-server with the module, on a port and in a folder of its own. Use it with `with`."""
 
-    def __init__(self, *options, under=(), patience_s=PATIENCE_S):
-        """`under` is a command line that runs the server, such as valgrind's."""
+    def __init__(self, *options, under=(), module=True, patience_s=PATIENCE_S):
+        """`under` is a command line that runs the server, such as valgrind's. Without `module` it
+        is the server alone."""
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="turnstile-bench-"))
         self.options = options
         self.under = under
+        self.module = ["--loadmodule", str(MODULE)] if module else []
         self.patience_s = patience_s
         self.port = free_port()
         self.start()
@@ -113,7 +115,7 @@ class Server:
     def start(self):
         command = [*self.under, os.environ.get("REDIS_SERVER", "redis-server")]
         command += ["--bind", "127.0.0.1", "--port", str(self.port), "--save", ""]
-        command += ["--dir", str(self.folder), "--loadmodule", str(MODULE), *self.options]
+        command += ["--dir", str(self.folder), *self.module, *self.options]
         with open(self.folder / "log", "a") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         self.pid = self.process.pid

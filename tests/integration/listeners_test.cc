@@ -253,10 +253,10 @@ TEST_F(ListenersTest, ARestartedPrimaryHasABacklogAtOnce) {
 // A copy that is saved without a fork also tells how far the history has got, once there is one: a
 // replica waits for its sync.
 TEST_F(ListenersTest, AReplicaBeginsWithASavedCopy) {
-  changes_.Make(primary_);
   EXPECT_EQ(
       client_.Do("CONFIG", "SET", "repl-diskless-sync", "yes", "repl-diskless-sync-delay", 600),
       Reply::Ok());
+  changes_.Make(primary_);
   Server waiting(Options());
   Client waits = waiting.Connect();
   Follow(waits, primary_.port());

@@ -22,10 +22,11 @@ struct WallClock {};
 
 // Leases are counted in milliseconds, as Redis counts the TTL of a key.
 using Instant = std::chrono::time_point<WallClock, Millis>;
-// Tokens need a finer clock; an Instant is the same moment cut to a millisecond.
+// Tokens need a finer clock; an Instant is the same moment, which is not before 1970, cut to a
+// millisecond.
 using FineInstant = std::chrono::time_point<WallClock, Micros>;
 
-constexpr Instant ToInstant(FineInstant now) { return std::chrono::floor<Millis>(now); }
+constexpr Instant ToInstant(FineInstant now) { return std::chrono::time_point_cast<Millis>(now); }
 
 // A fencing token. Later grants of a lock carry larger ones. Every issued token is in
 // [kMinToken, kMaxToken]; the upper end keeps it exact in a double (JavaScript, Lua).

@@ -28,7 +28,7 @@ namespace {
 class ArgViews {
  public:
   // Those from argv[first] on.
-  ArgViews(RedisModuleString** argv, int argc, int first) {
+  [[gnu::always_inline]] ArgViews(RedisModuleString** argv, int argc, int first) {
     const auto count = static_cast<size_t>(argc - first);
     std::string_view* to = few_;
     if (count > kFew) {

@@ -250,10 +250,8 @@ ScopedName::~ScopedName() {
   if (name_ != nullptr) RedisModule_FreeString(ctx_, name_);
 }
 
-LockKeys::LockKeys(RedisModuleCtx* ctx, RedisModuleString* first,
-                   std::span<RedisModuleString* const> more, LockKey::Access access)
-    : first_(ctx, first, access) {
-  if (more.empty()) return;
+void LockKeys::Open(RedisModuleCtx* ctx, std::span<RedisModuleString* const> more,
+                    LockKey::Access access) {
   more_.reserve(more.size());
   for (RedisModuleString* name : more) more_.emplace_back(ctx, name, access);
 }

@@ -96,7 +96,10 @@ class LockKey {
 class LockKeys {
  public:
   LockKeys(RedisModuleCtx* ctx, RedisModuleString* first, std::span<RedisModuleString* const> more,
-           LockKey::Access access);
+           LockKey::Access access)
+      : first_(ctx, first, access) {
+    if (!more.empty()) Open(ctx, more, access);
+  }
 
   size_t size() const { return 1 + more_.size(); }
   LockKey& operator[](size_t index) { return index == 0 ? first_ : more_[index - 1]; }
@@ -108,6 +111,8 @@ class LockKeys {
   }
 
  private:
+  void Open(RedisModuleCtx* ctx, std::span<RedisModuleString* const> more, LockKey::Access access);
+
   LockKey first_;
   std::vector<LockKey> more_;
 };
@@ -118,13 +123,12 @@ class Sites {
  public:
   // `ahead_of` says who waits before the request, given a key and what is in it.
   template <typename AheadOf>
-  Sites(LockKeys& keys, AheadOf ahead_of) {
-    if (keys.size() > 1) many_.resize(keys.size());
-    sites_ = keys.size() > 1 ? std::span(many_) : std::span(&one_, 1);
-    for (size_t i = 0; i < keys.size(); ++i) {
-      const Place place = keys[i].place();
-      sites_[i] = {place, ahead_of(keys[i], place)};
-    }
+  Sites(LockKeys& keys, AheadOf ahead_of) : first_(LookAt(keys[0], ahead_of)), sites_(&first_, 1) {
+    if (keys.size() == 1) return;
+    all_.reserve(keys.size());
+    all_.push_back(first_);
+    for (size_t i = 1; i < keys.size(); ++i) all_.push_back(LookAt(keys[i], ahead_of));
+    sites_ = all_;
   }
   Sites(const Sites&) = delete;
   Sites& operator=(const Sites&) = delete;
@@ -132,9 +136,15 @@ class Sites {
   std::span<const Site> get() const { return sites_; }
 
  private:
-  Site one_;
-  std::vector<Site> many_;
-  std::span<Site> sites_;
+  template <typename AheadOf>
+  static Site LookAt(const LockKey& key, AheadOf& ahead_of) {
+    const Place place = key.place();
+    return {place, ahead_of(key, place)};
+  }
+
+  Site first_;
+  std::vector<Site> all_;  // if there are more
+  std::span<const Site> sites_;
 };
 
 // The name of a lock as the server wants it, with its database selected. For work outside a

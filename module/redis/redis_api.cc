@@ -124,8 +124,7 @@ FineInstant WallNow() {
   } else {
     timespec time{};
     clock_gettime(CLOCK_REALTIME, &time);
-    now = std::chrono::seconds{time.tv_sec} +
-          std::chrono::floor<Micros>(std::chrono::nanoseconds{time.tv_nsec});
+    now = std::chrono::seconds{time.tv_sec} + Micros{time.tv_nsec / 1000};
   }
   return FineInstant{std::max(now, Micros{0})};
 }

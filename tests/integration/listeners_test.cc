@@ -181,7 +181,10 @@ class Changes {
 
 class ListenersTest : public ::testing::Test {
  protected:
-  explicit ListenersTest(const Command& args = {}) : primary_(Options(args)) {}
+  explicit ListenersTest(const Command& args = {}) : primary_(Options(args)) {
+    // By now each of them knows that nobody listens.
+    for (Client* each : {&client_, &copy_}) MustAcquire(*each, "alone", "me");
+  }
 
   // The replica becomes a primary, and at once somebody wants something of it.
   void Promote() {
@@ -373,6 +376,7 @@ struct Attachment {
   const char* name;
   Command args;
   bool behind_a_snapshot = false;  // which is not meant for the replica
+  const char* two_channels = "no";
 };
 
 void PrintTo(const Attachment& attachment, std::ostream* out) { *out << attachment.name; }
@@ -382,6 +386,10 @@ class AttachmentTest : public ListenersTest, public ::testing::WithParamInterfac
   AttachmentTest() : ListenersTest(GetParam().args) {
     AddManyKeys(client_);
     changes_.Make(primary_);
+    for (Client* each : {&client_, &copy_}) {  // whichever they know
+      each->Do("CONFIG", "SET", "dual-channel-replication-enabled", GetParam().two_channels);
+      each->Do("CONFIG", "SET", "repl-rdb-channel", GetParam().two_channels);
+    }
     if (GetParam().behind_a_snapshot) client_.Do("BGSAVE");
   }
 };
@@ -414,17 +422,20 @@ TEST_P(AttachmentTest, AReplicaHearsWhatIsGrantedRightBehindItsRequest) {
       kSyncWithin));
   raw.SendCommand({"REPLCONF", "ACK", "0"});  // which the primary awaits after a diskless sync
   client_.Do("PUBLISH", "any", "the end");
-  EXPECT_NE(raw.ReadUntil("the end").find("the lock"), std::string::npos);
+  const std::string heard = raw.ReadUntil("the end");
+  EXPECT_NE(heard.find("the lock"), std::string::npos);
+  EXPECT_EQ(heard.find("LOCK.ACQUIRE"), std::string::npos) << "only facts are told";
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Every, AttachmentTest,
-    ::testing::Values(Attachment{"ThroughFiles", {}}, Attachment{"BehindASnapshot", {}, true},
-                      Attachment{"Diskless", {"--repl-diskless-sync", "yes"}},
-                      Attachment{"DisklessBehindASnapshot", {"--repl-diskless-sync", "yes"}, true},
-                      Attachment{
-                          "DisklessWithDelay",
-                          {"--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "1"}}),
+    ::testing::Values(
+        Attachment{"ThroughFiles", {}}, Attachment{"BehindASnapshot", {}, true},
+        Attachment{"Diskless", {"--repl-diskless-sync", "yes"}},
+        Attachment{"DisklessByTwoChannels", {"--repl-diskless-sync", "yes"}, false, "yes"},
+        Attachment{"DisklessBehindASnapshot", {"--repl-diskless-sync", "yes"}, true},
+        Attachment{"DisklessWithDelay",
+                   {"--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "1"}}),
     [](const auto& test) { return test.param.name; });
 
 // Valkey 9 moves slots in one step, before which it tells the other node as it tells a replica.
@@ -559,7 +570,8 @@ class RandomListenersTest : public ::testing::TestWithParam<unsigned> {
       if (std::exchange(replica.follows, false)) Leave(replica.client);
     }
     AwaitInfo(client_, "replication", "repl_backlog_active", "0");
-    LetWork();
+    LetPass(
+        std::chrono::seconds{1});  // nobody is told when it goes, but may look from time to time
     ReplicaComesOrGoes();
   }
 

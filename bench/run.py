@@ -131,7 +131,8 @@ def goal_section(goals):
     rows = [[goal.what.replace("|", "\\|"), goal.goal, goal.measured,
              "yes" if goal.met else "**no**"] for goal in goals]
     met = sum(goal.met for goal in goals)
-    return (f"## Goals\n\n{met} of {len(goals)} met.\n\n"
+    why = "" if met == len(goals) else " [Why not all](../README.md#two-goals-that-are-missed)."
+    return (f"## Goals\n\n{met} of {len(goals)} met.{why}\n\n"
             + common.table(["what", "goal", "measured", "met"], rows))
 
 

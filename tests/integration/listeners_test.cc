@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/aof.h"
 #include "support/client.h"
 #include "support/cluster.h"
 #include "support/eventually.h"
@@ -96,6 +97,9 @@ class AofReader {
     AwaitInfo(client, "persistence", "aof_rewrite_in_progress", "0");
     EXPECT_EQ(InfoField(client, "persistence", "aof_enabled"), "1");
     EXPECT_EQ(InfoField(client, "persistence", "aof_last_bgrewrite_status"), "ok");
+    for (const Command& command : ReadAof(server.dir())) {
+      EXPECT_TRUE(command[0] != "LOCK.ACQUIRE" && command[0] != "LOCK.TOUCH") << "not a fact";
+    }
     reader_.Stop();
     const std::string from = server.dir() + "/appendonlydir";
     const std::string to = reader_.dir() + "/appendonlydir";

@@ -60,7 +60,9 @@ struct Effects {
   void operator()(const Held& held) const {
     Store(ctx, key, held);
     if (carrier == Carrier::kFact && !TheServer().SomebodyListens(now)) {
-      // Reaches nobody, but the server counts a change, after so many of which it saves.
+      // Reaches nobody, but the server counts a change, after so many of which it saves. (From the
+      // moment in which the first replica asks for a copy to the one in which it is made, there
+      // is a backlog that this goes into; but nobody can go on from there.)
       RedisModule_ReplicateVerbatim(ctx);
       return;
     }

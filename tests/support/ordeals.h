@@ -22,9 +22,10 @@ inline std::vector<std::string> Aof(const char* preamble) {
   return {"--appendonly", "yes", "--appendfsync", "always", "--aof-use-rdb-preamble", preamble};
 }
 
+// Asked in this order, because the one turns into the other.
 inline bool RewritesNoAof(Client& client) {
-  return InfoField(client, "persistence", "aof_rewrite_in_progress") == "0" &&
-         InfoField(client, "persistence", "aof_rewrite_scheduled") == "0";
+  return InfoField(client, "persistence", "aof_rewrite_scheduled") == "0" &&
+         InfoField(client, "persistence", "aof_rewrite_in_progress") == "0";
 }
 
 inline void RewriteAof(Server& server) {

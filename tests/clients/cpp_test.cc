@@ -132,6 +132,12 @@ class Server {
     return Await([&] { return Info("waiters") == count; });
   }
 
+  // So many more renewals, of which there are three in the time of a lease.
+  bool AwaitRenewals(int count) {
+    const auto before = Info("touched");
+    return Await([&] { return Info("touched") >= before + count; });
+  }
+
   // The id of a client that waits.
   std::string BlockedClient() {
     std::istringstream lines(Do({"CLIENT", "LIST"}).text);
@@ -390,7 +396,7 @@ TEST_F(CppClientTest, WaitsInLine) {
 TEST_F(CppClientTest, WaitsLongForAShortLease) {
   server_.Do({"LOCK.ACQUIRE", "k", "other", "PX", "600"});
   Hold hold = Of({.lease = 200ms, .wait = kPatience}).Acquire();
-  std::this_thread::sleep_for(500ms);
+  EXPECT_TRUE(server_.AwaitRenewals(7));  // two leases later
   hold.Check();
   hold.Release();
   EXPECT_EQ(server_.Info("asked_again"), 1);
@@ -423,24 +429,25 @@ TEST_F(CppClientTest, WithAlwaysReleases) {
 
 TEST_F(CppClientTest, RenewsInTheBackground) {
   constexpr auto kLease = 300ms;
+  const auto start = Clock::now();
   Hold hold = Of({.lease = kLease}).Acquire();
-  for (const auto end = Clock::now() + 5 * kLease; Clock::now() < end;) {
-    ASSERT_EQ(server_.Fence("k"), hold.token());
-    std::this_thread::sleep_for(20ms);
-  }
+  EXPECT_TRUE(Await([&] {
+    EXPECT_EQ(server_.Fence("k"), hold.token());
+    return server_.Info("touched") >= 15;
+  }));
+  EXPECT_GE(Since(start), 4 * kLease) << "not more often than need be";
   hold.Check();
-  EXPECT_GE(server_.Info("touched"), 8);
-  EXPECT_LE(server_.Info("touched"), 16);
   hold.Release();
   EXPECT_FALSE(server_.Exists("k"));
-  const auto touched = server_.Info("touched");
-  std::this_thread::sleep_for(kLease);
-  EXPECT_EQ(server_.Info("touched") + server_.Info("stale_touches"), touched);
+  // While the next holder is renewed, the last one is not.
+  Hold next = Of({.lease = kLease}).Acquire();
+  EXPECT_TRUE(server_.AwaitRenewals(4));
+  EXPECT_EQ(server_.Info("stale_touches"), 0);
 }
 
 TEST_F(CppClientTest, TouchStartsTheLeaseAnew) {
   Hold hold = Of({.lease = 60s}).Acquire();
-  std::this_thread::sleep_for(100ms);
+  EXPECT_TRUE(Await([this] { return server_.Do({"PTTL", "k"}).integer <= 59'900; }));
   const auto before = server_.Do({"PEXPIRETIME", "k"}).integer;
   hold.Touch();
   EXPECT_GE(server_.Do({"PEXPIRETIME", "k"}).integer, before + 90);
@@ -496,9 +503,9 @@ TEST_F(CppClientTest, ShortSilenceCostsNothing) {
   constexpr milliseconds kLease = 1500ms;
   Hold hold = Of({.lease = kLease}).Acquire();
   server_.Signal(SIGSTOP);
-  std::this_thread::sleep_for(kLease * 6 / 10);
+  std::this_thread::sleep_for(kLease * 6 / 10);  // as long as the silence is to last
   server_.Signal(SIGCONT);
-  std::this_thread::sleep_for(kLease);
+  EXPECT_TRUE(server_.AwaitRenewals(4));
   hold.Check();
   hold.Release();
 }
@@ -762,7 +769,7 @@ TEST_F(CppClientTest, Modes) {
   first = try_it("many1", many);
   ASSERT_TRUE(first);
   EXPECT_FALSE(try_it("many3", {}));
-  std::this_thread::sleep_for(2 * many.lease);
+  EXPECT_TRUE(server_.AwaitRenewals(3 * 7));  // of three locks, for two leases
   for (const char* key : {"many1", "many2", "many3"}) {
     EXPECT_EQ(server_.Fence(key), first->token());
   }
@@ -782,7 +789,7 @@ TEST_F(CppClientTest, Session) {
   constexpr auto kLease = 900ms;
   const Lock lock = Of({.lease = kLease, .session = true});
   std::optional<Hold> hold = lock.Acquire();
-  std::this_thread::sleep_for(2 * kLease);
+  EXPECT_TRUE(server_.AwaitRenewals(7));  // two leases later
   hold->Check();
   EXPECT_EQ(server_.Sessions(), 1);
   hold->Release();

@@ -1,0 +1,689 @@
+#include "fault/checker.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <span>
+#include <sstream>
+#include <tuple>
+#include <utility>
+
+namespace turnstile::fault {
+namespace {
+
+constexpr int64_t kTokensEnd = int64_t{1} << 53;
+constexpr Time kNever = std::numeric_limits<Time>::max();
+
+// A span of time in which an owner certainly holds the lock: from an answer until the earliest end
+// that its lease can have.
+struct Certain {
+  size_t op = 0;  // whose answer said so
+  Time from = 0;
+  Time until = 0;
+  Time entitled_until = 0;  // until the server may have forgotten, which is not before
+};
+
+// One hold of which a client was told.
+struct Hold {
+  size_t op = 0;  // that told it first
+  uint32_t owner = 0;
+  int64_t token = 0;
+  Sharing sharing = Sharing::kExclusive;
+  uint16_t limit = 1;
+  std::vector<Certain> certain;
+  Time possible_until = 0;  // it may last so long
+};
+
+struct Span {
+  Time from = 0;
+  Time until = 0;
+};
+
+// Disjoint spans in order.
+class Spans {
+ public:
+  void Assign(std::vector<Span> spans) {
+    std::sort(spans.begin(), spans.end(),
+              [](const Span& a, const Span& b) { return a.from < b.from; });
+    spans_.clear();
+    for (const Span& span : spans) {
+      if (!spans_.empty() && span.from <= spans_.back().until) {
+        spans_.back().until = std::max(spans_.back().until, span.until);
+      } else {
+        spans_.push_back(span);
+      }
+    }
+  }
+
+  // How much of the time between `from` and `until` they cover.
+  Time Within(Time from, Time until) const {
+    Time sum = 0;
+    for (auto span = FirstEndingAfter(from); span != spans_.end() && span->from < until; ++span) {
+      sum += std::min(span->until, until) - std::max(span->from, from);
+    }
+    return sum;
+  }
+
+  std::vector<Span>::const_iterator FirstEndingAfter(Time time) const {
+    return std::partition_point(spans_.begin(), spans_.end(),
+                                [&](const Span& span) { return span.until <= time; });
+  }
+
+  const std::vector<Span>& all() const { return spans_; }
+
+ private:
+  std::vector<Span> spans_;
+};
+
+bool IsRequest(const Operation& op) { return op.verb != Verb::kWrite && op.verb != Verb::kClose; }
+bool IsAnswered(const Operation& op) { return op.answer != Answer::kLost; }
+bool IsGrant(const Operation& op) {
+  return op.verb == Verb::kAcquire && op.answer == Answer::kToken;
+}
+
+class Checker {
+ public:
+  Checker(const History& history, const Rules& rules)
+      : ops_(history.operations), marks_(history.marks), rules_(rules) {}
+
+  Findings Run() {
+    findings_.operations = ops_.size();
+    std::vector<Span> unavailable;
+    for (const Mark& mark : marks_) {
+      if (mark.kind == Mark::Kind::kUnavailable) unavailable.push_back({mark.begin, mark.end});
+    }
+    unavailable_.Assign(std::move(unavailable));
+    is_new_.assign(ops_.size(), false);
+    is_rightful_.assign(ops_.size(), false);
+    FindArrivals();
+
+    std::vector<size_t> order(ops_.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      return std::tuple(ops_[a].lock, ops_[a].sent, a) < std::tuple(ops_[b].lock, ops_[b].sent, b);
+    });
+    for (auto begin = order.begin(); begin != order.end();) {
+      const uint32_t lock = ops_[*begin].lock;
+      const auto end =
+          std::find_if(begin, order.end(), [&](size_t op) { return ops_[op].lock != lock; });
+      CheckLock(lock, {begin, end});
+      begin = end;
+    }
+    std::stable_sort(findings_.violations.begin(), findings_.violations.end(),
+                     [](const Violation& a, const Violation& b) { return a.when < b.when; });
+    return std::move(findings_);
+  }
+
+ private:
+  using Indices = std::span<const size_t>;
+
+  void Report(const char* check, std::string text, std::vector<size_t> operations) {
+    const Operation& last = ops_[operations.back()];
+    findings_.violations.push_back(
+        {check, std::move(text), last.lock, last.answered, std::move(operations)});
+  }
+
+  // A server takes requests in the order in which they arrive, and answers those of a pass of its
+  // event loop at the pass's end. So what was sent before another request, which has been answered,
+  // had arrived by then.
+  void FindArrivals() {
+    arrived_before_.assign(ops_.size(), 0);
+    std::vector<size_t> by_sent;
+    std::vector<size_t> by_answer;
+    for (size_t i = 0; i < ops_.size(); i++) {
+      if (!IsRequest(ops_[i]) || !ops_[i].direct) continue;
+      by_sent.push_back(i);
+      if (IsAnswered(ops_[i])) by_answer.push_back(i);
+    }
+    const auto by = [&](auto field) {
+      return [this, field](size_t a, size_t b) { return ops_[a].*field < ops_[b].*field; };
+    };
+    std::sort(by_sent.begin(), by_sent.end(), by(&Operation::sent));
+    std::sort(by_answer.begin(), by_answer.end(), by(&Operation::answered));
+    std::map<uint32_t, Time> arrived;  // by server: everything that was sent before this
+    auto answer = by_answer.begin();
+    for (const size_t i : by_sent) {
+      for (; answer != by_answer.end() && ops_[*answer].answered < ops_[i].sent; ++answer) {
+        Time& until = arrived[ops_[*answer].server];
+        until = std::max(until, ops_[*answer].sent);
+      }
+      arrived_before_[i] = arrived[ops_[i].server];
+    }
+  }
+
+  void CheckLock(uint32_t lock, Indices indices) {
+    forced_.clear();
+    lossy_.clear();
+    steps_.clear();
+    for (const Mark& mark : marks_) {
+      if (mark.lock != lock && mark.lock != kAllLocks) continue;
+      if (mark.kind == Mark::Kind::kForced) forced_.push_back(&mark);
+      if (mark.kind == Mark::Kind::kLossy) lossy_.push_back(&mark);
+      if (mark.kind == Mark::Kind::kStep) steps_.push_back(&mark);
+    }
+    only_exclusive_ = std::all_of(indices.begin(), indices.end(), [&](size_t i) {
+      return ops_[i].sharing == Sharing::kExclusive;
+    });
+    holds_.clear();
+    possible_.clear();
+    RecordTokens(indices);
+    std::vector<size_t> by_owner(indices.begin(), indices.end());
+    std::stable_sort(by_owner.begin(), by_owner.end(),
+                     [&](size_t a, size_t b) { return ops_[a].owner < ops_[b].owner; });
+    for (auto begin = by_owner.begin(); begin != by_owner.end();) {
+      const auto end = std::find_if(begin, by_owner.end(), [&](size_t op) {
+        return ops_[op].owner != ops_[*begin].owner;
+      });
+      FollowOwner({begin, end});
+      begin = end;
+    }
+    CheckExclusion();
+    CheckTokensDiffer();
+    if (only_exclusive_) CheckRegister(indices);
+    CheckWaits(indices);
+    CheckOrder(indices);
+  }
+
+  // --- What has been told when
+
+  // The highest token that had been told before some moment.
+  struct Told {
+    Time when = 0;
+    int64_t token = 0;
+    size_t op = 0;
+  };
+
+  void RecordTokens(Indices indices) {
+    told_.clear();
+    for (const size_t i : indices) {
+      if (IsGrant(ops_[i])) told_.push_back({ops_[i].answered, ops_[i].token, i});
+    }
+    std::sort(told_.begin(), told_.end(),
+              [](const Told& a, const Told& b) { return a.when < b.when; });
+    for (size_t i = 1; i < told_.size(); i++) {
+      if (told_[i].token < told_[i - 1].token) {
+        told_[i].token = told_[i - 1].token;
+        told_[i].op = told_[i - 1].op;
+      }
+    }
+  }
+
+  const Told* ToldBefore(Time time) const {
+    const auto after = std::partition_point(told_.begin(), told_.end(),
+                                            [&](const Told& told) { return told.when < time; });
+    return after == told_.begin() ? nullptr : &*std::prev(after);
+  }
+
+  // --- One owner
+
+  // What is known of the owner at hand.
+  struct Known {
+    Hold* hold = nullptr;  // what it has, as far as it knows
+    bool asked = false;
+    Time first_asked = 0;
+    int64_t token = 0;  // the last, told by
+    size_t op = 0;
+    Time linger = 0;
+    Time least_lost_lease = kNever;  // of calls that may still be carried out
+  };
+
+  void FollowOwner(Indices indices) {
+    Known known;
+    for (const size_t i : indices) {
+      const Operation& op = ops_[i];
+      if (op.stranger) {
+        if (op.answer == Answer::kYes) Report("C6", "a stranger was obeyed", {i});
+        continue;
+      }
+      const bool rightful = known.hold != nullptr && IsRightful(*known.hold, op);
+      switch (op.verb) {
+        case Verb::kAcquire:
+          Acquired(i, rightful, known);
+          break;
+        case Verb::kTouch:
+          if (known.hold != nullptr) Touched(i, rightful, known);
+          break;
+        case Verb::kRelease:
+        case Verb::kClose:
+          if (known.hold != nullptr) Released(i, rightful, known);
+          break;
+        case Verb::kFence:
+          if (op.answer == Answer::kYes) CheckNotReplaced(i, op.token);
+          if (op.answer == Answer::kNo && rightful && op.token == known.token) {
+            Report("C2", "the token of a rightful holder was refused", {known.op, i});
+          }
+          break;
+        case Verb::kWrite:
+          is_rightful_[i] = rightful && op.token == known.token;
+          break;
+      }
+    }
+  }
+
+  void Acquired(size_t i, bool rightful, Known& known) {
+    const Operation& op = ops_[i];
+    if (!known.asked) known.first_asked = op.sent;
+    known.asked = true;
+    known.linger = std::max(known.linger, op.linger);
+    if (op.answer == Answer::kNull && rightful) {
+      Report("C6", "a rightful holder asked again in vain", {known.op, i});
+    }
+    if (op.answer == Answer::kLost) {
+      known.least_lost_lease = std::min(known.least_lost_lease, op.lease);
+      possible_.push_back({op.sent, ServedFrom(op.answered) + op.wait + op.lease + op.linger});
+      Shorten(known.hold, op);
+    }
+    if (op.answer != Answer::kToken) return;
+    if (known.hold == nullptr || op.token != known.token) {
+      if (op.token < known.token && op.sent > ops_[known.op].answered) {
+        Report("C6", "an owner that asked again got an older token", {known.op, i});
+      }
+      if (rightful) {
+        Report("C6", "an owner that holds the lock and asked again got another token",
+               {known.op, i});
+      }
+      is_new_[i] = true;
+      ++findings_.holds;
+      CheckToken(i, known.first_asked);
+      if (known.hold != nullptr) {
+        known.hold->possible_until = std::min(known.hold->possible_until, op.answered);
+      }
+      known.hold = &holds_.emplace_back();
+      known.hold->op = i;
+      known.hold->owner = op.owner;
+      known.hold->token = op.token;
+      known.hold->sharing = op.sharing;
+      known.hold->limit = op.limit;
+    }
+    Renew(i, known);
+    known.token = op.token;
+    known.op = i;
+  }
+
+  void Touched(size_t i, bool rightful, Known& known) {
+    const Operation& op = ops_[i];
+    if (op.answer == Answer::kYes) {
+      CheckNotReplaced(i, known.token);
+      Renew(i, known);
+    } else if (op.answer == Answer::kNo) {
+      if (rightful) Report("C2", "a rightful holder could not touch its lock", {known.op, i});
+    } else if (op.answer == Answer::kLost) {
+      known.least_lost_lease = std::min(known.least_lost_lease, op.lease);
+      known.hold->possible_until = std::max(known.hold->possible_until,
+                                            ServedFrom(op.answered) + op.lease + known.linger);
+      Shorten(known.hold, op);
+    }
+  }
+
+  void Released(size_t i, bool rightful, const Known& known) {
+    const Operation& op = ops_[i];
+    if (op.verb == Verb::kRelease) {
+      if (op.answer == Answer::kNo && rightful) {
+        Report("C2", "a rightful holder had nothing to release", {known.op, i});
+      }
+      if (op.answer == Answer::kYes) CheckNotReplaced(i, known.token);
+    }
+    // Whatever the answer, the owner has given up.
+    for (Certain& certain : known.hold->certain) {
+      certain.until = std::min(certain.until, op.sent);
+      certain.entitled_until = std::min(certain.entitled_until, op.sent);
+    }
+    if (op.answer == Answer::kYes || op.answer == Answer::kNo) {
+      // The end of a session is no release: the hold lingers.
+      const Time linger = op.verb == Verb::kClose ? known.linger : 0;
+      known.hold->possible_until = std::min(known.hold->possible_until, op.answered + linger);
+    }
+  }
+
+  // The lease begins anew.
+  void Renew(size_t i, const Known& known) {
+    const Operation& op = ops_[i];
+    Time until = op.sent + std::min(op.lease, known.least_lost_lease) - rules_.lease_slack;
+    Time possible = op.answered + op.lease + known.linger + rules_.lease_slack;
+    for (const Mark* step : steps_) {
+      if (step->end < op.sent || step->begin > possible) continue;
+      if (step->amount > 0) until -= step->amount;
+      if (step->amount < 0) possible -= step->amount;
+    }
+    for (Certain& before : known.hold->certain) {
+      before.until = std::min(before.until, std::max(until, op.sent));
+      before.entitled_until = std::min(before.entitled_until, before.until);
+    }
+    Certain certain{i, op.answered, until, until};
+    for (const Mark* forced : forced_) {
+      if (forced->end >= op.sent) certain.until = std::min(certain.until, forced->begin);
+    }
+    certain.entitled_until = certain.until;
+    for (const Mark* lossy : lossy_) {
+      if (lossy->end >= op.sent) {
+        certain.entitled_until = std::min(certain.entitled_until, lossy->begin);
+      }
+    }
+    if (certain.from < certain.until) known.hold->certain.push_back(certain);
+    known.hold->possible_until = possible;
+  }
+
+  // What was on its way at `time` reaches its server by then.
+  Time ServedFrom(Time time) const {
+    const auto span = unavailable_.FirstEndingAfter(time);
+    return span == unavailable_.all().end() || span->from > time ? time : span->until;
+  }
+
+  // A call whose answer was lost may have set a shorter lease.
+  static void Shorten(Hold* hold, const Operation& op) {
+    if (hold == nullptr) return;
+    for (Certain& certain : hold->certain) {
+      certain.until = std::min(certain.until, std::max(certain.from, op.sent + op.lease));
+      certain.entitled_until = std::min(certain.entitled_until, certain.until);
+    }
+  }
+
+  // Whether the owner certainly holds the lock, and the server knows it, all through `op`.
+  static bool IsRightful(const Hold& hold, const Operation& op) {
+    return std::any_of(hold.certain.rbegin(), hold.certain.rend(), [&](const Certain& certain) {
+      return certain.from <= op.sent && op.answered < certain.entitled_until;
+    });
+  }
+
+  void CheckToken(size_t i, Time asked) {
+    const int64_t token = ops_[i].token;
+    if (token <= 0 || token >= kTokensEnd) Report("C3", "a token out of range", {i});
+    const Told* before = ToldBefore(asked);
+    if (before != nullptr && before->token >= token) {
+      Report("C3", "a new hold has a token that is not above one told before it was asked for",
+             {before->op, i});
+    }
+  }
+
+  // Of exclusive locks: nobody has been told a higher token before `i` was sent. After a loss of
+  // writes older data may be back.
+  void CheckNotReplaced(size_t i, int64_t token) {
+    if (!only_exclusive_) return;
+    const Told* newest = ToldBefore(ops_[i].sent);
+    if (newest == nullptr || newest->token <= token || ops_[newest->op].owner == ops_[i].owner) {
+      return;
+    }
+    for (const Mark* lossy : lossy_) {
+      if (lossy->begin <= ops_[i].answered) return;
+    }
+    Report("C2", "an owner that has been replaced was obeyed", {newest->op, i});
+  }
+
+  void CheckTokensDiffer() {
+    std::vector<const Hold*> by_token;
+    by_token.reserve(holds_.size());
+    for (const Hold& hold : holds_) by_token.push_back(&hold);
+    std::sort(by_token.begin(), by_token.end(),
+              [](const Hold* a, const Hold* b) { return a->token < b->token; });
+    for (size_t i = 1; i < by_token.size(); i++) {
+      const Hold& a = *by_token[i - 1];
+      const Hold& b = *by_token[i];
+      if (a.token == b.token && a.owner != b.owner) {
+        Report("C3", "two owners have the same token", {a.op, b.op});
+      }
+    }
+  }
+
+  // --- C1
+
+  struct Inside {
+    const Hold* hold = nullptr;
+    Certain certain;
+  };
+
+  void CheckExclusion() {
+    inside_.clear();
+    for (const Hold& hold : holds_) {
+      for (const Certain& certain : hold.certain) {
+        if (certain.from >= certain.until) continue;
+        if (!inside_.empty() && inside_.back().hold == &hold &&
+            certain.from <= inside_.back().certain.until) {
+          inside_.back().certain.until = std::max(inside_.back().certain.until, certain.until);
+        } else {
+          inside_.push_back({&hold, certain});
+        }
+      }
+    }
+    std::sort(inside_.begin(), inside_.end(), [](const Inside& a, const Inside& b) {
+      return a.certain.from < b.certain.from;
+    });
+    present_.clear();
+    for (const Inside& next : inside_) {
+      std::erase_if(present_, [&](const Inside* other) {
+        return other->certain.until <= next.certain.from;
+      });
+      size_t others = 0;
+      uint16_t largest = next.hold->limit;
+      for (const Inside* other : present_) {
+        if (other->hold->owner == next.hold->owner) continue;
+        ++others;
+        largest = std::max(largest, other->hold->limit);
+        const bool alike = other->hold->sharing == next.hold->sharing &&
+                           next.hold->sharing != Sharing::kExclusive;
+        if (!alike) {
+          Report("C1", "two owners hold the lock that may not do so together",
+                 {other->certain.op, next.certain.op});
+        }
+      }
+      if (next.hold->sharing == Sharing::kLimit && others + 1 > largest) {
+        Report("C1", "more owners hold the lock than its limit allows",
+               {present_.front()->certain.op, next.certain.op});
+      }
+      present_.push_back(&next);
+    }
+  }
+
+  // --- C2: the register outside
+
+  void CheckRegister(Indices indices) {
+    const Operation* highest = nullptr;
+    size_t highest_at = 0;
+    for (const size_t i : indices) {
+      const Operation& op = ops_[i];
+      if (op.verb != Verb::kWrite) continue;
+      ++findings_.writes;
+      if (highest != nullptr && op.token < highest->token) {
+        ++findings_.refused;
+        if (is_rightful_[i]) {
+          Report("C2", "the register refuses a rightful holder", {highest_at, i});
+        }
+      } else {
+        if (highest != nullptr && op.token == highest->token && op.owner != highest->owner) {
+          Report("C2", "the register was shown one token by two owners", {highest_at, i});
+        }
+        highest = &op;
+        highest_at = i;
+      }
+    }
+  }
+
+  // --- C4
+
+  void CheckWaits(Indices indices) {
+    for (const size_t i : indices) {
+      const Operation& op = ops_[i];
+      if (!IsRequest(op)) continue;
+      if (op.verb == Verb::kAcquire && op.wait > 0 && IsAnswered(op)) ++findings_.waits;
+      const Time late = op.answered - op.sent - op.wait - unavailable_.Within(op.sent, op.answered);
+      findings_.longest_late = std::max(findings_.longest_late, late);
+      if (late > rules_.wait_slack) Report("C4", "no answer in time", {i});
+    }
+    CheckIdleness(indices);
+  }
+
+  void CheckIdleness(Indices indices) {
+    for (const size_t i : indices) {
+      const Operation& op = ops_[i];
+      // Whoever waits for several locks keeps others waiting.
+      if (op.verb == Verb::kAcquire && op.several) possible_.push_back({op.sent, op.answered});
+    }
+    for (const Mark* forced : forced_) {
+      possible_.push_back({forced->begin, forced->end + forced->amount});
+    }
+    // A server tells of a hold as soon as there is one.
+    for (const Hold& hold : holds_) {
+      possible_.push_back({ops_[hold.op].answered, hold.possible_until});
+    }
+    busy_.Assign(possible_);
+    const std::vector<Span>& busy = busy_.all();
+    for (const size_t i : indices) {
+      const Operation& op = ops_[i];
+      if (op.verb != Verb::kAcquire || op.wait == 0 || op.several || !IsAnswered(op)) continue;
+      auto next = busy_.FirstEndingAfter(op.sent);
+      for (Time from = op.sent; from < op.answered;) {
+        const Time until = next == busy.end() ? op.answered : std::min(next->from, op.answered);
+        const Time idle = until - from - unavailable_.Within(from, until);
+        findings_.longest_idle = std::max(findings_.longest_idle, idle);
+        if (idle > rules_.idle_limit) {
+          Report("C4",
+                 "the lock was free for " + std::to_string(idle / kMillisecond) +
+                     " ms while somebody waited for it",
+                 {i});
+          break;
+        }
+        if (next == busy.end()) break;
+        from = std::max(from, next->until);
+        ++next;
+      }
+    }
+  }
+
+  // --- C5
+
+  void CheckOrder(Indices indices) {
+    std::map<uint32_t, std::vector<size_t>> by_server;
+    for (const size_t i : indices) {
+      const Operation& op = ops_[i];
+      if (op.verb == Verb::kAcquire && op.direct && !op.stranger) by_server[op.server].push_back(i);
+    }
+    for (const auto& [server, here] : by_server) CheckOrderOn(here);
+  }
+
+  struct Latest {
+    int64_t token = 0;
+    size_t token_op = 0;
+    Time gave_up = 0;
+    size_t gave_up_op = 0;
+  };
+
+  void CheckOrderOn(Indices indices) {
+    // By whether it is for several locks, and by its kind.
+    std::array<std::array<Latest, 3>, 2> earlier{};
+    auto candidate = indices.begin();
+    for (const size_t i : indices) {
+      const Operation& op = ops_[i];
+      for (; candidate != indices.end() && ops_[*candidate].sent < arrived_before_[i];
+           ++candidate) {
+        const Operation& before = ops_[*candidate];
+        Latest& latest =
+            earlier.at(before.several ? 1 : 0).at(static_cast<size_t>(before.sharing));
+        if (is_new_[*candidate] && before.token > latest.token) {
+          latest.token = before.token;
+          latest.token_op = *candidate;
+        }
+        const bool stood = before.answer == Answer::kNull && before.wait > 0;
+        if (stood && before.answered > latest.gave_up) {
+          latest.gave_up = before.answered;
+          latest.gave_up_op = *candidate;
+        }
+      }
+      if (!is_new_[i] || op.retry) continue;
+      ++findings_.ordered;
+      for (size_t several = 0; several < earlier.size(); several++) {
+        for (size_t sharing = 0; sharing < earlier.at(several).size(); sharing++) {
+          // Such a one may wait for another lock, and let pass whom it is compatible with.
+          const bool may_let_pass = several == 1 && sharing == static_cast<size_t>(op.sharing) &&
+                                    op.sharing != Sharing::kExclusive;
+          if (may_let_pass) continue;
+          CheckAfter(earlier.at(several).at(sharing), i);
+        }
+      }
+    }
+  }
+
+  void CheckAfter(const Latest& latest, size_t i) {
+    const Operation& op = ops_[i];
+    // (One that had been told before is a matter of tokens.)
+    if (latest.token > op.token && ops_[latest.token_op].answered >= op.sent) {
+      Report("C5", "somebody who came later was served first", {latest.token_op, i});
+    }
+    const Time stalled = unavailable_.Within(op.answered, latest.gave_up);
+    if (latest.gave_up > op.answered + rules_.order_slack + stalled) {
+      Report("C5", "somebody who came later was served while an earlier one waited in vain",
+             {latest.gave_up_op, i});
+    }
+  }
+
+  const std::vector<Operation>& ops_;
+  const std::vector<Mark>& marks_;
+  const Rules& rules_;
+  Findings findings_;
+  Spans unavailable_;
+  std::vector<Time> arrived_before_;  // by operation: what was sent before this had arrived
+  std::vector<bool> is_new_;          // by operation: it told of a new hold
+  std::vector<bool> is_rightful_;     // by operation, of writes
+
+  // Of the lock at hand:
+  std::vector<const Mark*> forced_;
+  std::vector<const Mark*> lossy_;
+  std::vector<const Mark*> steps_;
+  bool only_exclusive_ = true;
+  std::vector<Told> told_;
+  std::vector<Hold> holds_;
+  std::vector<Span> possible_;  // somebody may hold it
+  Spans busy_;
+  std::vector<Inside> inside_;
+  std::vector<const Inside*> present_;
+};
+
+}  // namespace
+
+Findings Check(const History& history, const Rules& rules) {
+  return Checker(history, rules).Run();
+}
+
+std::string Story(const History& history, const Violation& violation, size_t lines) {
+  struct Line {
+    Time when;
+    size_t distance;  // from what shows the violation
+    std::string text;
+  };
+  const auto shows = [&](size_t i) {
+    return std::find(violation.operations.begin(), violation.operations.end(), i) !=
+           violation.operations.end();
+  };
+  Time from = violation.when;
+  Time until = violation.when;
+  for (const size_t i : violation.operations) {
+    from = std::min(from, history.operations[i].sent);
+    until = std::max(until, history.operations[i].answered);
+  }
+  const auto distance = [&](Time begin, Time end) {
+    return static_cast<size_t>(std::max({Time{0}, from - end, begin - until}));
+  };
+  std::vector<Line> all;
+  for (size_t i = 0; i < history.operations.size(); i++) {
+    const Operation& op = history.operations[i];
+    if (op.lock != violation.lock && !shows(i)) continue;
+    all.push_back({op.sent, shows(i) ? 0 : 1 + distance(op.sent, op.answered),
+                   (shows(i) ? "  >> " : "     ") + ToText(op)});
+  }
+  for (const Mark& mark : history.marks) {
+    if (mark.lock != violation.lock && mark.lock != kAllLocks) continue;
+    all.push_back({mark.begin, distance(mark.begin, mark.end), "   * " + ToText(mark)});
+  }
+  // Those nearest to the violation, in the order of time.
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Line& a, const Line& b) { return a.distance < b.distance; });
+  if (all.size() > lines) all.resize(lines);
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Line& a, const Line& b) { return a.when < b.when; });
+  std::ostringstream out;
+  out << violation.check << ", lock " << violation.lock << ": " << violation.text << '\n';
+  for (const Line& line : all) out << line.text << '\n';
+  return out.str();
+}
+
+}  // namespace turnstile::fault

@@ -1,0 +1,99 @@
+// What clients asked and were told, and what was done to the servers meanwhile: all that a checker
+// may look at. Both the campaign on real servers and the simulator of the core write histories.
+//
+// Times are microseconds of one clock that never steps: the driver's monotonic clock, or the true
+// time of the simulation. What a client was told says nothing about the moment of the decision but
+// that it lies between `sent` and `answered`.
+
+#ifndef TURNSTILE_TESTS_FAULT_HISTORY_H_
+#define TURNSTILE_TESTS_FAULT_HISTORY_H_
+
+#include <cstdint>
+#include <iosfwd>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace turnstile::fault {
+
+using Time = int64_t;  // in microseconds
+inline constexpr Time kMillisecond = 1'000;
+inline constexpr Time kSecond = 1'000'000;
+
+enum class Verb : uint8_t {
+  kAcquire,
+  kRelease,
+  kTouch,
+  kFence,  // LOCK.FENCE key token, with or without THEN
+  kWrite,  // the holder shows its token to a register outside: `sent` is the moment of that
+  kClose,  // the connection of a session is closed: kYes if the server knows by `answered`, else
+           // kLost
+};
+
+enum class Answer : uint8_t {
+  kToken,
+  kNull,
+  kYes,    // 1, or the guarded command was run
+  kNo,     // 0, or FENCED
+  kError,  // the server says that it did nothing
+  kLost,   // the connection ended, or the client gave up: the server may have done it or not
+};
+
+enum class Sharing : uint8_t { kExclusive, kShared, kLimit };
+
+struct Operation {
+  Verb verb = Verb::kAcquire;
+  Answer answer = Answer::kLost;
+  Sharing sharing = Sharing::kExclusive;
+  uint16_t limit = 1;     // of Sharing::kLimit
+  bool several = false;   // part of a request for several locks: each has an operation
+  bool retry = false;     // this owner asked before, and an older call of it may still wait
+  bool stranger = false;  // in the name of an owner that never asked for this lock
+  bool direct = true;     // nothing on the way (a proxy) holds it back or takes it out of order
+  uint32_t lock = 0;
+  uint32_t owner = 0;   // a name is used for one hold, except that its client may ask again
+  uint32_t server = 0;  // the life of a server: another number after each restart and role change
+  int64_t token = 0;    // told by an ACQUIRE, or shown by FENCE and WRITE
+  Time lease = 0;       // of ACQUIRE and TOUCH
+  Time wait = 0;
+  Time linger = 0;
+  Time sent = 0;
+  Time answered = 0;  // when the answer was read, or when the client gave up
+};
+
+inline constexpr uint32_t kAllLocks = std::numeric_limits<uint32_t>::max();
+
+// What was done to the servers. Between `begin` and `end` it may have happened at any moment.
+struct Mark {
+  enum class Kind : uint8_t {
+    kUnavailable,  // a server did not run, was not reachable, paused, in its grace or stalled; or
+                   // the driver was: nobody can expect an answer
+    kForced,       // a stranger may have removed or replaced the lock, and may have it for `amount`
+    kLossy,        // writes may have been lost, under a grace: holders may be forgotten, but nobody
+                   // else is let in before their leases are over
+    kStep,         // a wall clock was moved by `amount`
+  };
+  Kind kind = Kind::kUnavailable;
+  uint32_t lock = kAllLocks;
+  Time begin = 0;
+  Time end = 0;
+  Time amount = 0;
+  std::string what;  // for the story
+};
+
+struct History {
+  std::vector<Operation> operations;  // in any order
+  std::vector<Mark> marks;            // in any order
+};
+
+// As text: a line for each operation and mark.
+void Write(const History& history, std::ostream& out);
+// Throws std::runtime_error with the line that it does not understand.
+History ReadHistory(std::istream& in);
+
+std::string ToText(const Operation& operation);
+std::string ToText(const Mark& mark);
+
+}  // namespace turnstile::fault
+
+#endif  // TURNSTILE_TESTS_FAULT_HISTORY_H_

@@ -163,9 +163,8 @@ class Checker {
       if (mark.kind == Mark::Kind::kLossy) lossy_.push_back(&mark);
       if (mark.kind == Mark::Kind::kStep) steps_.push_back(&mark);
     }
-    only_exclusive_ = std::all_of(indices.begin(), indices.end(), [&](size_t i) {
-      return ops_[i].sharing == Sharing::kExclusive;
-    });
+    only_exclusive_ = std::all_of(indices.begin(), indices.end(),
+                                  [&](size_t i) { return ops_[i].sharing == Sharing::kExclusive; });
     holds_.clear();
     possible_.clear();
     RecordTokens(indices);
@@ -173,9 +172,8 @@ class Checker {
     std::stable_sort(by_owner.begin(), by_owner.end(),
                      [&](size_t a, size_t b) { return ops_[a].owner < ops_[b].owner; });
     for (auto begin = by_owner.begin(); begin != by_owner.end();) {
-      const auto end = std::find_if(begin, by_owner.end(), [&](size_t op) {
-        return ops_[op].owner != ops_[*begin].owner;
-      });
+      const auto end = std::find_if(
+          begin, by_owner.end(), [&](size_t op) { return ops_[op].owner != ops_[*begin].owner; });
       FollowOwner({begin, end});
       begin = end;
     }
@@ -311,8 +309,8 @@ class Checker {
       if (rightful) Report("C2", "a rightful holder could not touch its lock", {known.op, i});
     } else if (op.answer == Answer::kLost) {
       known.least_lost_lease = std::min(known.least_lost_lease, op.lease);
-      known.hold->possible_until = std::max(known.hold->possible_until,
-                                            ServedFrom(op.answered) + op.lease + known.linger);
+      known.hold->possible_until =
+          std::max(known.hold->possible_until, ServedFrom(op.answered) + op.lease + known.linger);
       Shorten(known.hold, op);
     }
   }
@@ -446,22 +444,20 @@ class Checker {
         }
       }
     }
-    std::sort(inside_.begin(), inside_.end(), [](const Inside& a, const Inside& b) {
-      return a.certain.from < b.certain.from;
-    });
+    std::sort(inside_.begin(), inside_.end(),
+              [](const Inside& a, const Inside& b) { return a.certain.from < b.certain.from; });
     present_.clear();
     for (const Inside& next : inside_) {
-      std::erase_if(present_, [&](const Inside* other) {
-        return other->certain.until <= next.certain.from;
-      });
+      std::erase_if(present_,
+                    [&](const Inside* other) { return other->certain.until <= next.certain.from; });
       size_t others = 0;
       uint16_t largest = next.hold->limit;
       for (const Inside* other : present_) {
         if (other->hold->owner == next.hold->owner) continue;
         ++others;
         largest = std::max(largest, other->hold->limit);
-        const bool alike = other->hold->sharing == next.hold->sharing &&
-                           next.hold->sharing != Sharing::kExclusive;
+        const bool alike =
+            other->hold->sharing == next.hold->sharing && next.hold->sharing != Sharing::kExclusive;
         if (!alike) {
           Report("C1", "two owners hold the lock that may not do so together",
                  {other->certain.op, next.certain.op});
@@ -577,8 +573,7 @@ class Checker {
       for (; candidate != indices.end() && ops_[*candidate].sent < arrived_before_[i];
            ++candidate) {
         const Operation& before = ops_[*candidate];
-        Latest& latest =
-            earlier.at(before.several ? 1 : 0).at(static_cast<size_t>(before.sharing));
+        Latest& latest = earlier.at(before.several ? 1 : 0).at(static_cast<size_t>(before.sharing));
         if (is_new_[*candidate] && before.token > latest.token) {
           latest.token = before.token;
           latest.token_op = *candidate;
@@ -640,9 +635,7 @@ class Checker {
 
 }  // namespace
 
-Findings Check(const History& history, const Rules& rules) {
-  return Checker(history, rules).Run();
-}
+Findings Check(const History& history, const Rules& rules) { return Checker(history, rules).Run(); }
 
 std::string Story(const History& history, const Violation& violation, size_t lines) {
   struct Line {

@@ -1,0 +1,300 @@
+// Small histories, each with one thing wrong, and their twins with nothing wrong.
+
+#include "fault/checker.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace turnstile::fault {
+namespace {
+
+constexpr Time kMs = kMillisecond;
+
+// Histories are written in milliseconds.
+Operation Op(Verb verb, uint32_t owner, Time sent, Time answered, Answer answer) {
+  Operation op;
+  op.verb = verb;
+  op.owner = owner;
+  op.sent = sent * kMs;
+  op.answered = answered * kMs;
+  op.answer = answer;
+  return op;
+}
+
+Operation Granted(uint32_t owner, int64_t token, Time sent, Time answered, Time lease = 1000,
+                  Time wait = 0) {
+  Operation op = Op(Verb::kAcquire, owner, sent, answered, Answer::kToken);
+  op.token = token;
+  op.lease = lease * kMs;
+  op.wait = wait * kMs;
+  return op;
+}
+
+Operation Null(uint32_t owner, Time sent, Time answered, Time wait = 0) {
+  Operation op = Op(Verb::kAcquire, owner, sent, answered, Answer::kNull);
+  op.lease = kSecond;
+  op.wait = wait * kMs;
+  return op;
+}
+
+Operation Released(uint32_t owner, Time sent, Time answered, Answer answer = Answer::kYes) {
+  return Op(Verb::kRelease, owner, sent, answered, answer);
+}
+
+Operation Touched(uint32_t owner, Time sent, Time answered, Time lease,
+                  Answer answer = Answer::kYes) {
+  Operation op = Op(Verb::kTouch, owner, sent, answered, answer);
+  op.lease = lease * kMs;
+  return op;
+}
+
+Operation Shown(Verb verb, uint32_t owner, int64_t token, Time sent, Answer answer = Answer::kYes) {
+  Operation op = Op(verb, owner, sent, sent, answer);
+  op.token = token;
+  return op;
+}
+
+Operation As(Sharing sharing, uint16_t limit, Operation op) {
+  op.sharing = sharing;
+  op.limit = limit;
+  return op;
+}
+
+Operation OnSeveral(Operation op) {
+  op.several = true;
+  return op;
+}
+
+Mark During(Mark::Kind kind, Time begin, Time end, Time amount = 0) {
+  return {.kind = kind, .begin = begin * kMs, .end = end * kMs, .amount = amount * kMs};
+}
+
+using Checks = std::vector<std::string>;
+
+Checks ChecksOf(const History& history) {
+  Checks checks;
+  for (const Violation& violation : Check(history).violations) checks.push_back(violation.check);
+  return checks;
+}
+
+TEST(CheckerTest, NothingIsWrongWithNothing) { EXPECT_EQ(ChecksOf({}), Checks{}); }
+
+TEST(CheckerTest, TwoHoldersAtOnce) {
+  EXPECT_EQ(ChecksOf({{Granted(1, 10, 0, 1), Granted(2, 20, 500, 501)}, {}}), Checks{"C1"});
+  // The first lease may be over.
+  EXPECT_EQ(ChecksOf({{Granted(1, 10, 0, 1), Granted(2, 20, 500, 999)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{Granted(1, 10, 0, 1), Released(1, 400, 401), Granted(2, 20, 500, 501)}, {}}),
+            Checks{});
+  // A release counts from the moment of its sending, whether or not it is answered.
+  EXPECT_EQ(ChecksOf({{Granted(1, 10, 0, 1), Released(1, 400, 600, Answer::kLost),
+                       Granted(2, 20, 300, 500)},
+                      {}}),
+            Checks{});
+}
+
+TEST(CheckerTest, ATouchMakesTheHoldLonger) {
+  const Operation first = Granted(1, 10, 0, 1);
+  EXPECT_EQ(ChecksOf({{first, Touched(1, 900, 901, 1000), Granted(2, 20, 1500, 1501)}, {}}),
+            Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{first, Touched(1, 900, 901, 1000), Granted(2, 20, 1500, 1900)}, {}}),
+            Checks{});
+  // Or shorter, also if nobody knows whether it was carried out.
+  for (const Answer answer : {Answer::kYes, Answer::kLost}) {
+    EXPECT_EQ(ChecksOf({{first, Touched(1, 100, 101, 50, answer), Granted(2, 20, 500, 501)}, {}}),
+              Checks{});
+  }
+}
+
+TEST(CheckerTest, SharersAndLimits) {
+  const auto shared = [](const Operation& op) { return As(Sharing::kShared, 1, op); };
+  const auto limit = [](const Operation& op) { return As(Sharing::kLimit, 2, op); };
+  const Operation a = Granted(1, 10, 0, 1);
+  const Operation b = Granted(2, 20, 100, 101);
+  const Operation c = Granted(3, 30, 200, 201);
+  EXPECT_EQ(ChecksOf({{shared(a), shared(b), shared(c)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{limit(a), limit(b)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{limit(a), limit(b), limit(c)}, {}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{shared(a), b}, {}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{a, shared(b)}, {}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{shared(a), limit(b)}, {}}), Checks{"C1"});
+}
+
+TEST(CheckerTest, StrangersAndClocksEndHolds) {
+  const std::vector<Operation> ops = {Granted(1, 10, 0, 1), Granted(2, 20, 500, 501)};
+  EXPECT_EQ(ChecksOf({ops, {During(Mark::Kind::kForced, 300, 310)}}), Checks{});
+  EXPECT_EQ(ChecksOf({ops, {During(Mark::Kind::kForced, 600, 610)}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({ops, {During(Mark::Kind::kStep, 300, 310, 600)}}), Checks{});
+  EXPECT_EQ(ChecksOf({ops, {During(Mark::Kind::kStep, 300, 310, 400)}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({ops, {During(Mark::Kind::kStep, 300, 310, -600)}}), Checks{"C1"});
+  // A loss of writes does not: that is what the grace is for.
+  EXPECT_EQ(ChecksOf({ops, {During(Mark::Kind::kLossy, 300, 310)}}), Checks{"C1"});
+}
+
+TEST(CheckerTest, TheRegister) {
+  const Operation first = Granted(1, 30, 0, 1);
+  const Operation later = Granted(2, 20, 2000, 2001);  // with a lower token, which is C3
+  EXPECT_EQ(ChecksOf({{first, Shown(Verb::kWrite, 1, 30, 10), Released(1, 20, 21), later,
+                       Shown(Verb::kWrite, 2, 20, 2010)},
+                      {}}),
+            (Checks{"C3", "C2"}));
+  // Who is late is refused, rightly.
+  const History late{{Granted(1, 10, 0, 1), Granted(2, 20, 1500, 1501),
+                      Shown(Verb::kWrite, 2, 20, 1510), Shown(Verb::kWrite, 1, 10, 1520)},
+                     {}};
+  EXPECT_EQ(ChecksOf(late), Checks{});
+  EXPECT_EQ(Check(late).writes, 2U);
+  EXPECT_EQ(Check(late).refused, 1U);
+}
+
+TEST(CheckerTest, TheServerRefusesNoRightfulHolder) {
+  const Operation grant = Granted(1, 10, 0, 1);
+  const std::vector<Operation> refusals = {Touched(1, 500, 501, 1000, Answer::kNo),
+                                           Released(1, 500, 501, Answer::kNo),
+                                           Shown(Verb::kFence, 1, 10, 500, Answer::kNo)};
+  for (const Operation& refusal : refusals) {
+    EXPECT_EQ(ChecksOf({{grant, refusal}, {}}), Checks{"C2"});
+    EXPECT_EQ(ChecksOf({{grant, refusal}, {During(Mark::Kind::kForced, 0, 100)}}), Checks{});
+    EXPECT_EQ(ChecksOf({{grant, refusal}, {During(Mark::Kind::kLossy, 100, 200)}}), Checks{});
+  }
+  EXPECT_EQ(ChecksOf({{grant, Touched(1, 997, 999, 1000, Answer::kNo)}, {}}), Checks{});
+}
+
+TEST(CheckerTest, NobodyWhoWasReplacedIsObeyed) {
+  const std::vector<Operation> replaced = {Granted(1, 10, 0, 1), Granted(2, 20, 1500, 1501)};
+  const std::vector<Operation> calls = {Touched(1, 1600, 1601, 1), Released(1, 1600, 1601),
+                                        Shown(Verb::kFence, 1, 10, 1600)};
+  for (const Operation& call : calls) {
+    std::vector<Operation> ops = replaced;
+    ops.push_back(call);
+    EXPECT_EQ(ChecksOf({ops, {}}), Checks{"C2"});
+    EXPECT_EQ(ChecksOf({ops, {During(Mark::Kind::kLossy, 1550, 1560)}}), Checks{});
+  }
+}
+
+TEST(CheckerTest, TokensRise) {
+  const Operation first = Granted(1, 10, 0, 1, 100);
+  EXPECT_EQ(ChecksOf({{first, Granted(2, 9, 200, 201)}, {}}), Checks{"C3"});
+  EXPECT_EQ(ChecksOf({{first, Granted(2, 10, 200, 201)}, {}}), (Checks{"C3", "C3"}));
+  EXPECT_EQ(ChecksOf({{first, Granted(2, 11, 200, 201)}, {}}), Checks{});
+  // It was asked for before the other token was told.
+  EXPECT_EQ(ChecksOf({{Granted(1, 10, 0, 5, 1), Granted(2, 9, 4, 30)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{Granted(1, int64_t{1} << 53, 0, 1)}, {}}), Checks{"C3"});
+}
+
+TEST(CheckerTest, WaitsEnd) {
+  const Operation holder = Granted(9, 1, 0, 1, 60000);
+  EXPECT_EQ(ChecksOf({{holder, Null(1, 2, 1602, 500)}, {}}), Checks{"C4"});
+  EXPECT_EQ(ChecksOf({{holder, Null(1, 2, 1402, 500)}, {}}), Checks{});
+  EXPECT_EQ(
+      ChecksOf({{holder, Null(1, 2, 1602, 500)}, {During(Mark::Kind::kUnavailable, 100, 300)}}),
+      Checks{});
+}
+
+TEST(CheckerTest, FreeLocksAreHandedOver) {
+  const auto handed_over = [](Time at) {
+    return std::vector<Operation>{Granted(1, 10, 0, 1), Granted(2, 20, 100, at, 1000, 2000),
+                                  Released(1, 400, 401)};
+  };
+  EXPECT_EQ(ChecksOf({handed_over(450), {}}), Checks{});
+  EXPECT_EQ(ChecksOf({handed_over(600), {}}), Checks{"C4"});
+  EXPECT_EQ(ChecksOf({handed_over(600), {During(Mark::Kind::kUnavailable, 420, 580)}}), Checks{});
+  // A lease that is over, its linger over too.
+  const auto expired = [](Time linger, Time at) {
+    Operation first = Granted(1, 10, 0, 1);
+    first.linger = linger * kMs;
+    return std::vector<Operation>{first, Granted(2, 20, 100, at, 1000, 2000)};
+  };
+  EXPECT_EQ(ChecksOf({expired(0, 1050), {}}), Checks{});
+  EXPECT_EQ(ChecksOf({expired(0, 1150), {}}), Checks{"C4"});
+  EXPECT_EQ(ChecksOf({expired(300, 1350), {}}), Checks{});
+  // The end of a session.
+  std::vector<Operation> closed = handed_over(600);
+  closed[2] = Op(Verb::kClose, 1, 400, 420, Answer::kYes);
+  EXPECT_EQ(ChecksOf({closed, {}}), Checks{"C4"});
+  closed[2].answer = Answer::kLost;
+  EXPECT_EQ(ChecksOf({closed, {}}), Checks{});
+  // Somebody whose answer was lost may hold it.
+  std::vector<Operation> ops = handed_over(600);
+  ops.push_back(Op(Verb::kAcquire, 3, 50, 60, Answer::kLost));
+  ops.back().lease = kSecond;
+  EXPECT_EQ(ChecksOf({ops, {}}), Checks{});
+}
+
+TEST(CheckerTest, FirstComeFirstServed) {
+  // What owner 9 asked and was told in between shows that the first request had arrived.
+  const Operation holder = Granted(8, 1, 0, 1, 60000);
+  const Operation release = Released(8, 300, 301);
+  const Operation between = Null(9, 110, 120);
+  const Operation early = Granted(1, 20, 100, 340, 10, 1000);
+  const Operation late = Granted(2, 10, 200, 302, 10, 1000);
+  EXPECT_EQ(ChecksOf({{holder, release, between, early, late}, {}}), Checks{"C5"});
+  EXPECT_EQ(ChecksOf({{holder, release, early, late}, {}}), Checks{});
+  Operation again = late;
+  again.retry = true;
+  EXPECT_EQ(ChecksOf({{holder, release, between, early, again}, {}}), Checks{});
+  // In vain.
+  EXPECT_EQ(ChecksOf({{holder, release, between, Null(1, 100, 390, 280), late}, {}}), Checks{"C5"});
+  EXPECT_EQ(ChecksOf({{holder, release, between, Null(1, 100, 310, 200), late}, {}}), Checks{});
+  // Readers pass a reader that waits for another lock.
+  const auto shared = [](const Operation& op) { return As(Sharing::kShared, 1, op); };
+  EXPECT_EQ(ChecksOf({{holder, release, between, OnSeveral(shared(early)), shared(late)}, {}}),
+            Checks{});
+  EXPECT_EQ(ChecksOf({{holder, release, between, OnSeveral(shared(early)), late}, {}}),
+            Checks{"C5"});
+}
+
+TEST(CheckerTest, AskingAgain) {
+  const Operation first = Granted(1, 10, 0, 1);
+  EXPECT_EQ(ChecksOf({{first, Granted(1, 10, 100, 101)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, Granted(1, 12, 100, 101)}, {}}), Checks{"C6"});
+  EXPECT_EQ(ChecksOf({{first, Null(1, 100, 101)}, {}}), Checks{"C6"});
+  EXPECT_EQ(ChecksOf({{first, Granted(1, 12, 1100, 1101)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, Granted(1, 9, 1100, 1101)}, {}}), Checks{"C6"});
+  Operation stranger = Released(7, 100, 101);
+  stranger.stranger = true;
+  EXPECT_EQ(ChecksOf({{first, stranger}, {}}), Checks{"C6"});
+}
+
+TEST(HistoryTest, IsReadAsItWasWritten) {
+  Operation odd = OnSeveral(As(Sharing::kLimit, 7, Granted(1, 10, 0, 1, 5, 6)));
+  odd.retry = true;
+  odd.linger = 3;
+  odd.server = 4;
+  Mark mark = During(Mark::Kind::kForced, 1, 2, 3);
+  mark.what = "a DEL of all";
+  const History history{{odd, Released(2, 3, 4, Answer::kLost)}, {mark}};
+  std::stringstream text;
+  Write(history, text);
+  const std::string written = text.str();
+  const History read = ReadHistory(text);
+  std::stringstream again;
+  Write(read, again);
+  EXPECT_EQ(again.str(), written);
+  EXPECT_EQ(read.marks[0].what, mark.what);
+  EXPECT_EQ(ToText(read.operations[0]), ToText(odd));
+  std::istringstream nonsense("op acquire token\n");
+  EXPECT_THROW(ReadHistory(nonsense), std::runtime_error);
+}
+
+TEST(StoryTest, TellsWhatIsNearAndPointsItOut) {
+  History history{{Granted(1, 10, 0, 1), Granted(2, 20, 500, 501)},
+                  {During(Mark::Kind::kLossy, 300, 310)}};
+  for (uint32_t i = 0; i < 100; i++) {
+    history.operations.push_back(Null(100 + i, 2000 + i, 2000 + i));
+  }
+  const std::vector<Violation> violations = Check(history).violations;
+  ASSERT_EQ(violations.size(), 1U);
+  const std::string story = Story(history, violations[0], 5);
+  EXPECT_NE(story.find("  >> 0.000 ms to 1.000 ms: owner 1"), std::string::npos) << story;
+  EXPECT_NE(story.find("  >> 500.000 ms to 501.000 ms: owner 2"), std::string::npos) << story;
+  EXPECT_NE(story.find("lossy"), std::string::npos) << story;
+  EXPECT_EQ(std::count(story.begin(), story.end(), '\n'), 6) << story;
+}
+
+}  // namespace
+}  // namespace turnstile::fault

@@ -1,0 +1,141 @@
+// Clients by the dozen in one thread: they take locks, work, renew, pause, die and come back, and
+// write down what they asked and what they were told.
+//
+//   Driver driver({.workers = 24, .locks = 6}, seed);
+//   driver.Go({"127.0.0.1", port});
+//   ... faults ...
+//   driver.Quiesce();              // nobody asks for anything any more, and all have their answers
+//   History history = driver.TakeHistory();
+//
+// Three more clients help. The probers, one on each way to the server, take and release a lock of
+// their own every few milliseconds: while one does not succeed the servers count as unavailable,
+// whatever the reason. The observer looks at the locks with LOCK.INFO and checks that each reply is
+// possible.
+
+#ifndef TURNSTILE_TESTS_FAULT_DRIVER_H_
+#define TURNSTILE_TESTS_FAULT_DRIVER_H_
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fault/checker.h"
+#include "fault/history.h"
+
+namespace turnstile::fault {
+
+// Microseconds of the monotonic clock.
+Time Now();
+
+struct Address {
+  std::string host = "127.0.0.1";
+  int port = 0;  // 0: nowhere
+};
+
+struct Workload {
+  size_t workers = 24;
+  uint32_t locks = 6;
+  std::string prefix = "lock:";  // of the locks' names
+  Time longest_lease = 400 * kMillisecond;
+  Time longest_linger = 50 * kMillisecond;
+  Time longest_wait = kSecond;
+  bool sharing = true;       // some locks are shared or have a limit
+  bool several = true;       // some requests are for several locks
+  bool sessions = true;      // some holds end with their connection,
+  bool sessions_end = true;  // at once: no server forgets them
+};
+
+// Counted over the life of a driver.
+struct Traffic {
+  uint64_t requests = 0;
+  std::map<std::string, uint64_t> errors;  // by first word
+  uint64_t connections = 0;
+  uint64_t deaths = 0;  // clients that closed while they waited or held
+  uint64_t pauses = 0;  // clients that slept past their leases
+  uint64_t retries = 0;
+  uint64_t infos = 0;
+  Time unavailable = 0;
+};
+
+class Driver {
+ public:
+  Driver(const Workload& workload, uint64_t seed);
+  ~Driver();
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  // Where clients go from now on; who is elsewhere hangs up. With `half`, every other client goes
+  // that way instead, which is not the direct one.
+  void Go(const Address& address, const Address& half = {});
+  // A server was restarted or changed its role: nothing is known of the order of arrival.
+  void NewLife();
+  void Note(Mark mark);
+  void Report(Violation violation);
+
+  // Whether the probers succeed in time.
+  bool AwaitService(std::chrono::milliseconds within);
+
+  // Whether so many requests more are answered in time.
+  bool AwaitRequests(uint64_t more, std::chrono::milliseconds within);
+
+  void Quiesce();
+  void Resume();
+
+  // After Quiesce(): what has been written down since the last time.
+  History TakeHistory();
+  std::vector<Violation> TakeViolations();
+  Traffic traffic() const;
+
+  const Workload& workload() const { return workload_; }
+  std::string LockName(uint32_t lock) const { return workload_.prefix + std::to_string(lock); }
+
+ private:
+  class Peer;
+  class Worker;
+  class Prober;
+  class Observer;
+
+  struct Route {
+    Address address;
+    Address half;
+  };
+
+  void Loop();
+  // A prober succeeded.
+  void Served(size_t prober, Time now);
+  Route CurrentRoute() const;
+
+  const Workload workload_;
+  int epoll_ = -1;
+  std::vector<std::unique_ptr<Peer>> peers_;  // of the loop's thread
+  std::vector<Worker*> workers_;
+
+  std::atomic<bool> stopping_ = false;
+  std::atomic<bool> quiet_ = false;
+  std::atomic<bool> all_quiet_ = false;
+  std::atomic<uint32_t> life_ = 1;
+  std::atomic<uint64_t> generation_ = 0;             // of the route
+  std::array<std::atomic<Time>, 2> last_success_{};  // of the probers
+  std::atomic<uint64_t> requests_ = 0;
+  std::atomic<uint32_t> owners_ = 0;
+
+  mutable std::mutex mutex_;  // for what follows
+  Route route_;
+  History history_;
+  std::vector<Violation> violations_;
+  Traffic traffic_;
+
+  std::thread thread_;
+};
+
+}  // namespace turnstile::fault
+
+#endif  // TURNSTILE_TESTS_FAULT_DRIVER_H_

@@ -520,13 +520,17 @@ class Checker {
     }
     // A server tells of a hold as soon as there is one.
     for (const Hold& hold : holds_) {
-      possible_.push_back({ops_[hold.op].answered, hold.possible_until});
+      const Operation& told = ops_[hold.op];
+      possible_.push_back({told.direct ? told.answered : told.sent, hold.possible_until});
     }
     busy_.Assign(possible_);
     const std::vector<Span>& busy = busy_.all();
     for (const size_t i : indices) {
       const Operation& op = ops_[i];
-      if (op.verb != Verb::kAcquire || op.wait == 0 || op.several || !IsAnswered(op)) continue;
+      if (op.verb != Verb::kAcquire || op.wait == 0 || op.several || !op.direct ||
+          !IsAnswered(op)) {
+        continue;
+      }
       auto next = busy_.FirstEndingAfter(op.sent);
       for (Time from = op.sent; from < op.answered;) {
         const Time until = next == busy.end() ? op.answered : std::min(next->from, op.answered);

@@ -521,7 +521,9 @@ class Driver::Worker : public Peer {
     // Who asks again for several locks may meanwhile hold only some of them.
     const bool holds_some = word == "ERR" && hold_ && hold_->locks.size() > 1 &&
                             hold_->attempts > 1 && verb == Verb::kAcquire;
-    if (!IsExpected(word) && !holds_some) Unexpected(error);
+    // Who frees memory is not refused for want of it.
+    const bool refused = word == "OOM" && (verb == Verb::kRelease || verb == Verb::kTouch);
+    if (refused || (!IsExpected(word) && !holds_some)) Unexpected(error);
     Answered(MayHaveBeenGranted(error) ? Answer::kLost : Answer::kError);
     if (Redirect(error)) {
       if (hold_ && verb == Verb::kAcquire && hold_->token == 0) --hold_->attempts;
@@ -579,7 +581,7 @@ class Driver::Prober : public Peer {
       if (now - sent_ > kPatience) Lose();
       return;
     }
-    if (!Connect()) return;
+    if (driver_.all_quiet_ || !Connect()) return;
     outstanding_ = true;
     sent_ = now;
     Send({"LOCK.ACQUIRE", lock_, "prober", "PX", "1000"});
@@ -744,6 +746,12 @@ void Driver::NewLife() { ++life_; }
 void Driver::Note(Mark mark) {
   const std::lock_guard guard(mutex_);
   history_.marks.push_back(std::move(mark));
+}
+
+void Driver::Add(const History& history) {
+  const std::lock_guard guard(mutex_);
+  history_.operations.insert(history_.operations.end(), history.operations.begin(),
+                             history.operations.end());
 }
 
 void Driver::Report(Violation violation) {

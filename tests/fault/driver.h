@@ -78,6 +78,8 @@ class Driver {
   // A server was restarted or changed its role: nothing is known of the order of arrival.
   void NewLife();
   void Note(Mark mark);
+  // What clients outside have written down.
+  void Add(const History& history);
   void Report(Violation violation);
 
   // Whether the probers succeed in time.

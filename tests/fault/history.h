@@ -49,7 +49,7 @@ struct Operation {
   bool several = false;   // part of a request for several locks: each has an operation
   bool retry = false;     // this owner asked before, and an older call of it may still wait
   bool stranger = false;  // in the name of an owner that never asked for this lock
-  bool direct = true;     // nothing on the way (a proxy) holds it back or takes it out of order
+  bool direct = true;     // nothing (a proxy, a pause) holds back the request or the answer
   uint32_t lock = 0;
   uint32_t owner = 0;   // a name is used for one hold, except that its client may ask again
   uint32_t server = 0;  // the life of a server: another number after each restart and role change

@@ -37,11 +37,11 @@ Reply FromHiredis(const redisReply& raw) {
 
 void Client::Deleter::operator()(redisContext* context) const { redisFree(context); }
 
-Client::Client(int port) {
+Client::Client(int port, const std::string& host) {
   // hiredis writes with write(2): to a server that was just killed that is a SIGPIPE.
   signal(SIGPIPE, SIG_IGN);
   const timeval patience{kPatience.count() / 1000, 0};
-  context_.reset(redisConnectWithTimeout("127.0.0.1", port, patience));
+  context_.reset(redisConnectWithTimeout(host.c_str(), port, patience));
   if (context_ == nullptr || context_->err != 0) {
     Lose("no connection to port " + std::to_string(port) + ": " +
          (context_ ? context_->errstr : "out of memory"));

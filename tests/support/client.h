@@ -45,8 +45,8 @@ std::string ArgumentText(const T& value) {
 
 class Client {
  public:
-  // Connects to 127.0.0.1. A failure shows in connected() and in every later reply.
-  explicit Client(int port);
+  // A failure to connect shows in connected() and in every later reply.
+  explicit Client(int port, const std::string& host = "127.0.0.1");
   ~Client();
   Client(Client&&) noexcept;
   Client& operator=(Client&&) noexcept;

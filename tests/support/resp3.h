@@ -46,7 +46,8 @@ std::string EncodeCommand(const Command& command);
 
 class RawConnection {
  public:
-  explicit RawConnection(int port);  // 127.0.0.1; throws ConnectionError
+  // Throws ConnectionError. `host` is an IPv4 address.
+  explicit RawConnection(int port, const std::string& host = "127.0.0.1");
   ~RawConnection();
   RawConnection(RawConnection&& other) noexcept;
   RawConnection& operator=(RawConnection&&) = delete;

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -247,7 +248,7 @@ Server::Start Server::TryStart(Clock::time_point deadline) {
   Eventually(
       [&] {
         if (!running()) return true;
-        Client client(port_);
+        Client client(port_, options_.address);
         const Reply pong = client.Do("PING");
         if (pong.IsError("LOADING") || pong.IsError("DISCONNECTED:") || pong.IsError("TIMEOUT:")) {
           return false;
@@ -269,7 +270,7 @@ void Server::Spawn() {
   if (options_.sentinel) arguments.emplace_back("--sentinel");
   // clang-format off
   arguments.insert(arguments.end(), {
-      "--bind", "127.0.0.1",
+      "--bind", options_.address,
       "--port", std::to_string(port_),
       "--dir", dir_,
       "--logfile", LogPath(),
@@ -282,6 +283,9 @@ void Server::Spawn() {
       "--shutdown-timeout", "0",  // do not wait for replicas that a test has paused or faked
   });
   // clang-format on
+  if (options_.address != ServerOptions{}.address) {
+    arguments.insert(arguments.end(), {"--protected-mode", "no"});
+  }
   if (options_.load_module && !options_.sentinel) {
     arguments.push_back("--loadmodule");
     arguments.push_back(ModulePath());
@@ -302,6 +306,10 @@ void Server::Spawn() {
   if (getppid() != parent) _exit(126);  // it died before the line above
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
+  if (!options_.network_namespace.empty()) {
+    const int space = open(options_.network_namespace.c_str(), O_RDONLY | O_CLOEXEC);
+    if (space < 0 || setns(space, CLONE_NEWNET) != 0) _exit(125);
+  }
   // What is written before the server opens its log (a bad option), or past it (sanitizers).
   const int output = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
   const int input = open("/dev/null", O_RDONLY);
@@ -338,7 +346,7 @@ void Server::Kill9() {
 int Server::Stop() {
   if (!running()) return -1;
   if (paused_) Continue();
-  Client client(port_);
+  Client client(port_, options_.address);
   // No longer listening: on its way out, perhaps, and not because of us.
   if (!client.connected() && Eventually([this] { return !running(); })) return *exit_code_;
   told_to_end_ = true;

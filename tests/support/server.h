@@ -47,6 +47,11 @@ struct ServerOptions {
   // TURNSTILE_SERVER_PRELOAD.
   std::vector<std::string> environment = {};
 
+  // Where it listens. Other addresses than this are for servers in network namespaces.
+  std::string address = "127.0.0.1";
+  // The network namespace that the server runs in, as a file for setns(2). Empty: the test's own.
+  std::string network_namespace = {};
+
   int port = 0;          // 0: one that is free
   std::string dir = {};  // empty: a new one, removed at the end; a given one must exist and stays
 
@@ -68,6 +73,7 @@ class Server {
   Server& operator=(const Server&) = delete;
 
   int port() const { return port_; }
+  const std::string& address() const { return options_.address; }
   const std::string& dir() const { return dir_; }
   pid_t pid() const { return pid_; }  // -1 while it does not run
   bool running();
@@ -82,10 +88,10 @@ class Server {
   // What makes it differ from "" fails the test in the end.
   std::string CrashReport() const;
 
-  Client Connect() const { return Client(port_); }
+  Client Connect() const { return Client(port_, options_.address); }
   // As a new user who has just these rights.
   Client ConnectAs(const std::string& user, const Command& rights) const;
-  RawConnection ConnectRaw() const { return RawConnection(port_); }
+  RawConnection ConnectRaw() const { return RawConnection(port_, options_.address); }
 
   // Ends it as a power cut would.
   void Kill9();

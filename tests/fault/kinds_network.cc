@@ -1,0 +1,7 @@
+#include "fault/round.h"
+
+namespace turnstile::fault {
+
+std::vector<Kind> NetworkKinds() { return {}; }
+
+}  // namespace turnstile::fault

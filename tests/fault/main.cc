@@ -1,0 +1,332 @@
+// The campaign: round after round, each with faults of another kind, until the time is over or a
+// check is violated. See script/faults.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iomanip>
+#include <iostream>
+#include <map>
+#include <random>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fault/checker.h"
+#include "fault/history.h"
+#include "fault/process_client.h"
+#include "fault/round.h"
+
+namespace turnstile::fault {
+namespace {
+
+struct Options {
+  Time length = kSecond * 180;
+  Time round = kSecond * 6;
+  uint64_t seed = 1;
+  std::vector<std::string> kinds;  // empty: all that can be run here
+  std::string folder = "build/faults";
+  std::string history;  // to be checked again
+  bool keep_going = false;
+  bool list = false;
+};
+
+// What the tests' library complains of (a server that crashed, one that did not start).
+class Complaints : public ::testing::EmptyTestEventListener {
+ public:
+  std::vector<Violation> Take() { return std::exchange(all_, {}); }
+
+ private:
+  void OnTestPartResult(const ::testing::TestPartResult& result) override {
+    if (result.failed()) all_.push_back({"C8", result.message(), kAllLocks, Now(), {}});
+  }
+
+  std::vector<Violation> all_;
+};
+
+// Sums over rounds.
+struct Tally {
+  uint64_t rounds = 0;
+  uint64_t operations = 0;
+  uint64_t holds = 0;
+  uint64_t waits = 0;
+  uint64_t ordered = 0;
+  uint64_t writes = 0;
+  uint64_t refused = 0;
+  uint64_t failovers = 0;
+  uint64_t violations = 0;
+  Time longest_late = 0;
+  Time longest_idle = 0;
+  Traffic traffic;
+  std::map<std::string, uint64_t> faults;
+
+  uint64_t CountFaults() const {
+    uint64_t sum = 0;
+    for (const auto& [name, count] : faults) sum += count;
+    return sum;
+  }
+
+  void Add(const Tally& other) {
+    rounds += other.rounds;
+    operations += other.operations;
+    holds += other.holds;
+    waits += other.waits;
+    ordered += other.ordered;
+    writes += other.writes;
+    refused += other.refused;
+    failovers += other.failovers;
+    violations += other.violations;
+    longest_late = std::max(longest_late, other.longest_late);
+    longest_idle = std::max(longest_idle, other.longest_idle);
+    traffic.requests += other.traffic.requests;
+    traffic.connections += other.traffic.connections;
+    traffic.deaths += other.traffic.deaths;
+    traffic.pauses += other.traffic.pauses;
+    traffic.retries += other.traffic.retries;
+    traffic.infos += other.traffic.infos;
+    traffic.unavailable += other.traffic.unavailable;
+    for (const auto& [name, count] : other.traffic.errors) traffic.errors[name] += count;
+    for (const auto& [name, count] : other.faults) faults[name] += count;
+  }
+};
+
+std::string Ms(Time time) {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(1) << static_cast<double>(time) / kMillisecond;
+  return out.str();
+}
+
+void Keep(const Options& options, const std::string& name, const History& history,
+          const std::string& story) {
+  std::filesystem::create_directories(options.folder);
+  const std::string path = options.folder + "/" + name;
+  std::ofstream file(path + ".history");
+  Write(history, file);
+  std::ofstream(path + ".story") << story;
+  std::cout << "Kept: " << path << ".history and .story\n";
+}
+
+Tally RunRound(const Options& options, const Kind& kind, uint64_t seed, Complaints& complaints) {
+  Tally tally;
+  tally.rounds = 1;
+  std::vector<Violation> violations;
+  History history;
+  {
+    Round round(seed, options.round);
+    kind.run(round);
+    tally.faults = round.faults();
+    tally.failovers = round.failovers();
+    if (round.has_driver()) {
+      history = round.driver().TakeHistory();
+      tally.traffic = round.driver().traffic();
+    }
+    violations = round.TakeViolations();
+  }
+  for (Violation& complaint : complaints.Take()) violations.push_back(std::move(complaint));
+  const Findings findings = Check(history);
+  tally.operations = findings.operations;
+  tally.holds = findings.holds;
+  tally.waits = findings.waits;
+  tally.ordered = findings.ordered;
+  tally.writes = findings.writes;
+  tally.refused = findings.refused;
+  tally.longest_late = findings.longest_late;
+  tally.longest_idle = findings.longest_idle;
+  violations.insert(violations.end(), findings.violations.begin(), findings.violations.end());
+  tally.violations = violations.size();
+
+  std::cout << std::left << std::setw(18) << kind.name << " seed " << std::setw(6) << seed
+            << std::right << std::setw(8) << tally.operations << " operations" << std::setw(7)
+            << tally.CountFaults() << " faults" << std::setw(4) << tally.violations
+            << " violations\n"
+            << std::flush;
+  if (violations.empty()) return tally;
+  std::ostringstream story;
+  story << "Again: script/faults --kind " << kind.name << " --seed " << seed << "\n\n"
+        << Story(history, violations[0]);
+  const size_t shown = std::min(violations.size(), size_t{8});
+  for (size_t i = 1; i < shown; i++) {
+    story << violations[i].check << ": " << violations[i].text << '\n';
+  }
+  if (violations.size() > shown) story << "and " << violations.size() - shown << " more\n";
+  std::cout << story.str();
+  Keep(options, std::string(kind.name) + "-" + std::to_string(seed), history, story.str());
+  return tally;
+}
+
+void PrintTable(const std::vector<std::pair<std::string, Tally>>& rows) {
+  std::cout << "\n| kind | rounds | operations | holds | waits | in known order | faults | "
+               "failovers | outage s | answer late by ms | hand-over ms | violations |\n"
+            << "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n";
+  for (const auto& [name, row] : rows) {
+    std::cout << "| " << name << " | " << row.rounds << " | " << row.operations << " | "
+              << row.holds << " | " << row.waits << " | " << row.ordered << " | "
+              << row.CountFaults() << " | " << row.failovers << " | "
+              << row.traffic.unavailable / kSecond << " | " << Ms(row.longest_late) << " | "
+              << Ms(row.longest_idle) << " | " << row.violations << " |\n";
+  }
+}
+
+void PrintSummary(const std::vector<Kind>& kinds, const std::map<std::string, Tally>& tallies,
+                  Time length) {
+  std::vector<std::pair<std::string, Tally>> rows;
+  Tally all;
+  for (const Kind& kind : kinds) {
+    const auto found = tallies.find(kind.name);
+    if (found == tallies.end()) continue;
+    rows.push_back(*found);
+    all.Add(found->second);
+  }
+  rows.emplace_back("all", all);
+  PrintTable(rows);
+  std::cout << "\nFaults:\n";
+  for (const auto& [name, count] : all.faults) std::cout << "  " << count << " × " << name << '\n';
+  std::cout << "Clients: " << all.traffic.connections << " connections, " << all.traffic.deaths
+            << " died, " << all.traffic.pauses << " slept past their leases, "
+            << all.traffic.retries << " asked again after a loss.\n"
+            << "The register outside: " << all.writes << " writes, " << all.refused
+            << " of them late and refused.\n"
+            << "LOCK.INFO looked at " << all.traffic.infos << " times.\n"
+            << "Errors that clients got over:";
+  for (const auto& [word, count] : all.traffic.errors) std::cout << ' ' << word << ' ' << count;
+  std::cout << "\nIn " << length / kSecond << " s: "
+            << all.operations / std::max<uint64_t>(1, static_cast<uint64_t>(length / kSecond))
+            << " operations a second, over all rounds with their starts and checks.\n";
+  for (const Kind& kind : kinds) {
+    const std::string why = kind.why_not == nullptr ? "" : kind.why_not();
+    if (!why.empty()) std::cout << "Not run: " << kind.name << " (" << why << ")\n";
+  }
+}
+
+int RunCampaign(const Options& options) {
+  const std::vector<Kind> kinds = AllKinds();
+  std::vector<const Kind*> chosen;
+  for (const Kind& kind : kinds) {
+    const bool named =
+        std::find(options.kinds.begin(), options.kinds.end(), kind.name) != options.kinds.end();
+    const bool possible = kind.why_not == nullptr || kind.why_not().empty();
+    if (named && !possible) {
+      std::cerr << "faults: " << kind.name << " cannot be run here: " << kind.why_not() << '\n';
+      return 2;
+    }
+    if (named || (options.kinds.empty() && possible)) chosen.push_back(&kind);
+  }
+  if (chosen.empty()) {
+    std::cerr << "faults: no such kind; --list names them\n";
+    return 2;
+  }
+  auto* complaints = new Complaints;  // which belongs to GoogleTest
+  ::testing::UnitTest::GetInstance()->listeners().Append(complaints);
+
+  std::cout << "Seed " << options.seed << ", " << chosen.size() << " kinds of faults, "
+            << options.length / kSecond << " s\n";
+  std::map<std::string, Tally> tallies;
+  const Time begin = Now();
+  uint64_t violations = 0;
+  uint64_t number = 0;
+  // In each turn every kind has a round, in another order.
+  while (Now() - begin < options.length && (violations == 0 || options.keep_going)) {
+    std::vector<const Kind*> turn = chosen;
+    std::mt19937_64 order(options.seed + number);
+    for (size_t i = turn.size(); i > 1; i--) std::swap(turn[i - 1], turn[order() % i]);
+    for (const Kind* kind : turn) {
+      if (Now() - begin >= options.length || (violations > 0 && !options.keep_going)) break;
+      const Tally tally = RunRound(options, *kind, options.seed + number, *complaints);
+      violations += tally.violations;
+      tallies[kind->name].Add(tally);
+      ++number;
+    }
+  }
+  PrintSummary(kinds, tallies, Now() - begin);
+  std::cout << (violations == 0 ? "No violation.\n"
+                                : "Violations: " + std::to_string(violations) + "\n");
+  return violations == 0 ? 0 : 1;
+}
+
+int CheckAgain(const std::string& path) {
+  std::ifstream file(path);
+  if (!file.is_open()) throw std::runtime_error("cannot read " + path);
+  const History history = ReadHistory(file);
+  const Findings findings = Check(history);
+  for (const Violation& violation : findings.violations) std::cout << Story(history, violation);
+  std::cout << findings.operations << " operations, " << findings.violations.size()
+            << " violations\n";
+  return findings.violations.empty() ? 0 : 1;
+}
+
+std::vector<std::string> Split(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, ',');) parts.push_back(part);
+  return parts;
+}
+
+Options Parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; i++) {
+    const std::string_view option = argv[i];
+    if (option == "--keep-going") {
+      options.keep_going = true;
+      continue;
+    }
+    if (option == "--list") {
+      options.list = true;
+      continue;
+    }
+    if (i + 1 >= argc)
+      throw std::invalid_argument("a value is missing after " + std::string(option));
+    const std::string value = argv[++i];
+    const auto seconds = [&](double unit) {
+      return static_cast<Time>(std::stod(value) * unit * kSecond);
+    };
+    if (option == "--minutes") {
+      options.length = seconds(60);
+    } else if (option == "--seconds") {
+      options.length = seconds(1);
+    } else if (option == "--round-seconds") {
+      options.round = seconds(1);
+    } else if (option == "--seed") {
+      options.seed = std::stoull(value);
+    } else if (option == "--kind") {
+      options.kinds = Split(value);
+    } else if (option == "--folder") {
+      options.folder = value;
+    } else if (option == "--check") {
+      options.history = value;
+    } else {
+      throw std::invalid_argument("unknown option " + std::string(option));
+    }
+  }
+  return options;
+}
+
+int Main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == ProcessClient::kOption) {
+    return ProcessClient::Main(argc - 2, argv + 2);
+  }
+  try {
+    const Options options = Parse(argc, argv);
+    if (options.list) {
+      for (const Kind& kind : AllKinds()) {
+        std::cout << std::left << std::setw(18) << kind.name << kind.what << '\n';
+      }
+      return 0;
+    }
+    return options.history.empty() ? RunCampaign(options) : CheckAgain(options.history);
+  } catch (const std::exception& error) {
+    std::cerr << "faults: " << error.what() << '\n';
+    return 2;
+  }
+}
+
+}  // namespace
+}  // namespace turnstile::fault
+
+int main(int argc, char** argv) { return turnstile::fault::Main(argc, argv); }

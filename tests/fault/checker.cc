@@ -561,11 +561,14 @@ class Checker {
     for (const auto& [server, here] : by_server) CheckOrderOn(here);
   }
 
+  // Of those who came before: the highest token, and who stood in line for longest, in vain or not.
   struct Latest {
     int64_t token = 0;
     size_t token_op = 0;
-    Time gave_up = 0;
-    size_t gave_up_op = 0;
+    Time in_vain_until = 0;
+    size_t in_vain_op = 0;
+    Time stood_until = 0;
+    size_t stood_op = 0;
   };
 
   void CheckOrderOn(Indices indices) {
@@ -577,41 +580,60 @@ class Checker {
       for (; candidate != indices.end() && ops_[*candidate].sent < arrived_before_[i];
            ++candidate) {
         const Operation& before = ops_[*candidate];
-        Latest& latest = earlier.at(before.several ? 1 : 0).at(static_cast<size_t>(before.sharing));
-        if (is_new_[*candidate] && before.token > latest.token) {
-          latest.token = before.token;
-          latest.token_op = *candidate;
-        }
-        const bool stood = before.answer == Answer::kNull && before.wait > 0;
-        if (stood && before.answered > latest.gave_up) {
-          latest.gave_up = before.answered;
-          latest.gave_up_op = *candidate;
-        }
+        Remember(*candidate,
+                 earlier.at(before.several ? 1 : 0).at(static_cast<size_t>(before.sharing)));
       }
       if (!is_new_[i] || op.retry) continue;
       ++findings_.ordered;
       for (size_t several = 0; several < earlier.size(); several++) {
         for (size_t sharing = 0; sharing < earlier.at(several).size(); sharing++) {
-          // Such a one may wait for another lock, and let pass whom it is compatible with.
-          const bool may_let_pass = several == 1 && sharing == static_cast<size_t>(op.sharing) &&
-                                    op.sharing != Sharing::kExclusive;
-          if (may_let_pass) continue;
-          CheckAfter(earlier.at(several).at(sharing), i);
+          const bool alike =
+              sharing == static_cast<size_t>(op.sharing) && op.sharing != Sharing::kExclusive;
+          // One that waits for another lock lets pass whom it is compatible with.
+          if (alike && several == 1) continue;
+          CheckAfter(earlier.at(several).at(sharing), i, alike);
         }
       }
     }
   }
 
-  void CheckAfter(const Latest& latest, size_t i) {
+  void Remember(size_t i, Latest& latest) const {
     const Operation& op = ops_[i];
-    // (One that had been told before is a matter of tokens.)
+    if (is_new_[i] && op.token > latest.token) {
+      latest.token = op.token;
+      latest.token_op = i;
+    }
+    if (op.wait == 0 || (op.answer != Answer::kNull && !is_new_[i])) return;
+    if (op.answered > latest.stood_until) {
+      latest.stood_until = op.answered;
+      latest.stood_op = i;
+    }
+    if (op.answer == Answer::kNull && op.answered > latest.in_vain_until) {
+      latest.in_vain_until = op.answered;
+      latest.in_vain_op = i;
+    }
+  }
+
+  void CheckAfter(const Latest& latest, size_t i, bool alike) {
+    const Operation& op = ops_[i];
+    const auto stood_longer = [&](Time until) {
+      return until > op.answered + rules_.order_slack + unavailable_.Within(op.answered, until);
+    };
+    if (alike) {
+      // Those who can hold it together come in together, in any order.
+      if (stood_longer(latest.stood_until)) {
+        Report("C5", "somebody who came later was let in, and an earlier one of its kind was not",
+               {latest.stood_op, i});
+      }
+      return;
+    }
+    // (A token that had been told before is a matter of C3.)
     if (latest.token > op.token && ops_[latest.token_op].answered >= op.sent) {
       Report("C5", "somebody who came later was served first", {latest.token_op, i});
     }
-    const Time stalled = unavailable_.Within(op.answered, latest.gave_up);
-    if (latest.gave_up > op.answered + rules_.order_slack + stalled) {
+    if (stood_longer(latest.in_vain_until)) {
       Report("C5", "somebody who came later was served while an earlier one waited in vain",
-             {latest.gave_up_op, i});
+             {latest.in_vain_op, i});
     }
   }
 
@@ -642,6 +664,7 @@ class Checker {
 Findings Check(const History& history, const Rules& rules) { return Checker(history, rules).Run(); }
 
 std::string Story(const History& history, const Violation& violation, size_t lines) {
+  if (violation.operations.empty()) return violation.check + ": " + violation.text + "\n";
   struct Line {
     Time when;
     size_t distance;  // from what shows the violation

@@ -240,11 +240,17 @@ TEST(CheckerTest, FirstComeFirstServed) {
   // In vain.
   EXPECT_EQ(ChecksOf({{holder, release, between, Null(1, 100, 390, 280), late}, {}}), Checks{"C5"});
   EXPECT_EQ(ChecksOf({{holder, release, between, Null(1, 100, 310, 200), late}, {}}), Checks{});
-  // Readers pass a reader that waits for another lock.
-  const auto shared = [](const Operation& op) { return As(Sharing::kShared, 1, op); };
-  EXPECT_EQ(ChecksOf({{holder, release, between, OnSeveral(shared(early)), shared(late)}, {}}),
+  // Readers come in together, in any order.
+  const auto reader = [](const Operation& op) { return As(Sharing::kShared, 1, op); };
+  EXPECT_EQ(ChecksOf({{holder, release, between, reader(Granted(1, 20, 100, 310, 10, 1000)),
+                       reader(late)},
+                      {}}),
             Checks{});
-  EXPECT_EQ(ChecksOf({{holder, release, between, OnSeveral(shared(early)), late}, {}}),
+  EXPECT_EQ(ChecksOf({{holder, release, between, reader(early), reader(late)}, {}}), Checks{"C5"});
+  // Readers pass a reader that waits for another lock.
+  EXPECT_EQ(ChecksOf({{holder, release, between, OnSeveral(reader(early)), reader(late)}, {}}),
+            Checks{});
+  EXPECT_EQ(ChecksOf({{holder, release, between, OnSeveral(reader(early)), late}, {}}),
             Checks{"C5"});
 }
 

@@ -106,7 +106,8 @@ class Driver::Peer {
   // The connection is gone, with or without an answer outstanding.
   virtual void OnLost() = 0;
 
-  bool direct() const { return !by_half_; }
+  bool direct() const { return driver_.workload_.direct && !by_half_; }
+  bool by_half() const { return by_half_; }
   uint32_t server() const {
     return driver_.life_ * 65536U + static_cast<uint32_t>(at_.port & 0xffff);
   }
@@ -116,6 +117,7 @@ class Driver::Peer {
     if (fd_ >= 0) return true;
     const Route route = driver_.CurrentRoute();
     by_half_ = half_ && route.half.port != 0;
+    fresh_ = true;
     at_ = redirected_ ? *redirected_ : by_half_ ? route.half : route.address;
     if (at_.port == 0) return false;
     fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -186,6 +188,8 @@ class Driver::Peer {
     return true;
   }
 
+  bool asks_elsewhere() const { return ask_once_; }
+
   // After a question that was asked elsewhere by way of exception.
   void EndExcursion() {
     if (ask_once_) Close();
@@ -231,6 +235,7 @@ class Driver::Peer {
       if (skip_ > 0) {
         --skip_;
       } else {
+        fresh_ = false;
         OnReply(*reply);
       }
     }
@@ -244,6 +249,7 @@ class Driver::Peer {
   bool watches_output_ = false;
   Address at_;
   bool by_half_ = false;
+  bool fresh_ = true;  // it has not been answered yet
   std::optional<Address> redirected_;
   bool ask_once_ = false;
   int skip_ = 0;  // answers to ASKING
@@ -282,7 +288,7 @@ class Driver::Worker : public Peer {
       return;
     }
     if (driver_.quiet_) {
-      hold_.reset();
+      Forget();
       wake_ = now + kMillisecond;
       return;
     }
@@ -304,7 +310,8 @@ class Driver::Worker : public Peer {
   void Begin() {
     const Workload& workload = driver_.workload_;
     Hold hold{.owner = ++driver_.owners_};
-    const auto first = static_cast<uint32_t>(Below(workload.locks));
+    const auto first =
+        static_cast<uint32_t>(Below(OneIn(2) ? std::min(workload.locks, 6U) : workload.locks));
     hold.locks = {first};
     // Each lock is of a kind: of six, three are exclusive, one is for readers and writers, one has
     // a limit, one is exclusive and mostly taken together with others.
@@ -318,7 +325,7 @@ class Driver::Worker : public Peer {
         if (OneIn(2)) hold.locks.push_back(lock);
       }
     }
-    hold.lease = OneIn(4) ? Between(5, 40) * kMillisecond
+    hold.lease = OneIn(4) ? Between(5, 25) * kMillisecond
                           : Between(workload.longest_lease / 4, workload.longest_lease);
     hold.lease -= hold.lease % kMillisecond;
     if (!OneIn(4)) {
@@ -326,7 +333,7 @@ class Driver::Worker : public Peer {
                            : Between(workload.longest_wait / 10, workload.longest_wait);
       hold.wait -= hold.wait % kMillisecond;
     }
-    if (OneIn(6)) hold.linger = Between(1, workload.longest_linger / kMillisecond) * kMillisecond;
+    if (OneIn(10)) hold.linger = Between(1, workload.longest_linger / kMillisecond) * kMillisecond;
     hold.session = workload.sessions && OneIn(5);
     hold_ = std::move(hold);
   }
@@ -362,7 +369,7 @@ class Driver::Worker : public Peer {
     op.lease = hold_->lease;
     ++hold_->attempts;
     Request(command, op, hold_->locks);
-    if (OneIn(50)) wake_ = dies_at_ = Now() + Between(0, hold_->wait);
+    if (OneIn(100)) wake_ = dies_at_ = Now() + Between(0, hold_->wait);
   }
 
   void DoSomething(Time now) {
@@ -394,9 +401,9 @@ class Driver::Worker : public Peer {
       op.owner = ++driver_.owners_;
       Request({"LOCK.RELEASE", driver_.LockName(hold_->locks[0]), OwnerName(op.owner)}, op,
               {hold_->locks[0]});
-    } else if (dice < 94) {
-      wake_ = now + Between(1, 10) * kMillisecond;
-    } else if (dice < 97) {
+    } else if (dice < 98) {
+      wake_ = now + Between(0, 3) * kMillisecond;
+    } else if (dice < 99) {
       wake_ = now + hold_->lease + Between(1, 60) * kMillisecond;
       hold_->deeds = 3;
       Count(&Traffic::pauses);
@@ -406,14 +413,28 @@ class Driver::Worker : public Peer {
   }
 
   void Leave(Time now) {
-    if (OneIn(10)) {  // The lease will end it.
-      hold_.reset();
+    if (OneIn(40)) {  // The lease will end it.
+      Forget();
       wake_ = now + kMillisecond;
       return;
     }
     Command command = Named("LOCK.RELEASE");
     AddOthers(command);
     Request(command, Prepared(Verb::kRelease), hold_->locks);
+  }
+
+  // Leaves what it holds to itself. The lease ends that, or sooner the end of this connection.
+  void Forget() {
+    if (hold_ && hold_->session && hold_->token != 0) RecordClose(Answer::kLost);
+    hold_.reset();
+  }
+
+  void RecordClose(Answer answer) {
+    Operation op = Prepared(Verb::kClose);
+    op.sent = Now();
+    op.answered = op.sent + kCloseNoticed;
+    op.answer = answer;
+    RecordForEach(op);
   }
 
   void Die() {
@@ -444,7 +465,20 @@ class Driver::Worker : public Peer {
     give_up_ = op.sent + op.wait + kPatience;
     wake_ = give_up_;
     dies_at_ = 0;
-    Send(command);
+    command_ = command;
+    Send(command_);
+  }
+
+  // ASK is about this request and no other one, and it is not for later.
+  void RepeatElsewhere(std::vector<Operation> refused) {
+    pending_ = std::move(refused);
+    for (Operation& op : pending_) {
+      op.sent = Now();
+      op.server = server();
+    }
+    give_up_ = pending_[0].sent + pending_[0].wait + kPatience;
+    wake_ = give_up_;
+    Send(command_);
   }
 
   void RecordForEach(Operation op) {
@@ -483,7 +517,7 @@ class Driver::Worker : public Peer {
     if (reply.type == REDIS_REPLY_ERROR) return OnError(TextOf(reply), verb);
     if (reply.type == REDIS_REPLY_NIL) {
       Answered(Answer::kNull);
-      if (verb == Verb::kAcquire) hold_.reset();
+      if (verb == Verb::kAcquire) Forget();
       wake_ = now + Between(0, 2) * kMillisecond;
     } else if (reply.type != REDIS_REPLY_INTEGER) {
       Unexpected("a reply of another type");
@@ -524,14 +558,16 @@ class Driver::Worker : public Peer {
     // Who frees memory is not refused for want of it.
     const bool refused = word == "OOM" && (verb == Verb::kRelease || verb == Verb::kTouch);
     if (refused || (!IsExpected(word) && !holds_some)) Unexpected(error);
+    std::vector<Operation> refused_ones = pending_;
     Answered(MayHaveBeenGranted(error) ? Answer::kLost : Answer::kError);
     if (Redirect(error)) {
+      if (asks_elsewhere()) return RepeatElsewhere(std::move(refused_ones));
       if (hold_ && verb == Verb::kAcquire && hold_->token == 0) --hold_->attempts;
       return;
     }
     EndExcursion();
     wake_ = Now() + Between(1, 10) * kMillisecond;
-    if (holds_some || OneIn(2)) hold_.reset();
+    if (holds_some || OneIn(2)) Forget();
   }
 
   void Unexpected(std::string_view what) {
@@ -546,11 +582,7 @@ class Driver::Worker : public Peer {
     wake_ = now + kBeforeReconnecting;
     if (!hold_) return;
     if (hold_->session && hold_->token != 0) {
-      Operation op = Prepared(Verb::kClose);
-      op.sent = now;
-      op.answered = now + kCloseNoticed;
-      op.answer = driver_.workload_.sessions_end && direct() ? Answer::kYes : Answer::kLost;
-      RecordForEach(op);
+      RecordClose(driver_.workload_.sessions_end && !by_half() ? Answer::kYes : Answer::kLost);
     }
     if (asked ? hold_->attempts > 4 || OneIn(4) : OneIn(2)) {
       hold_.reset();
@@ -561,6 +593,7 @@ class Driver::Worker : public Peer {
 
   std::optional<Hold> hold_;
   std::vector<Operation> pending_;  // one for each lock of the request
+  Command command_;
   Time give_up_ = 0;
   Time dies_at_ = 0;
 };
@@ -589,7 +622,10 @@ class Driver::Prober : public Peer {
   }
 
   void OnReply(const redisReply& reply) override {
-    if (reply.type == REDIS_REPLY_ERROR && Redirect(TextOf(reply))) return OnLost();
+    if (reply.type == REDIS_REPLY_ERROR && Redirect(TextOf(reply))) {
+      wake_ = Now();
+      return OnLost();
+    }
     if (!granted_) {
       granted_ = reply.type == REDIS_REPLY_INTEGER && reply.integer != 0;
       return;

@@ -1,7 +1,7 @@
 // Clients by the dozen in one thread: they take locks, work, renew, pause, die and come back, and
 // write down what they asked and what they were told.
 //
-//   Driver driver({.workers = 24, .locks = 6}, seed);
+//   Driver driver({.workers = 32, .locks = 24}, seed);
 //   driver.Go({"127.0.0.1", port});
 //   ... faults ...
 //   driver.Quiesce();              // nobody asks for anything any more, and all have their answers
@@ -41,16 +41,17 @@ struct Address {
 };
 
 struct Workload {
-  size_t workers = 24;
-  uint32_t locks = 6;
+  size_t workers = 32;
+  uint32_t locks = 24;  // of which the first six are asked for as often as all others together
   std::string prefix = "lock:";  // of the locks' names
-  Time longest_lease = 400 * kMillisecond;
-  Time longest_linger = 50 * kMillisecond;
-  Time longest_wait = kSecond;
+  Time longest_lease = 120 * kMillisecond;
+  Time longest_linger = 20 * kMillisecond;
+  Time longest_wait = 500 * kMillisecond;
   bool sharing = true;       // some locks are shared or have a limit
   bool several = true;       // some requests are for several locks
   bool sessions = true;      // some holds end with their connection,
   bool sessions_end = true;  // at once: no server forgets them
+  bool direct = true;        // false: packets may be lost on the way, and come late
 };
 
 // Counted over the life of a driver.

@@ -1,7 +1,440 @@
+// Faults of a cluster, and failovers that sentinels decide.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "fault/round.h"
+#include "support/client.h"
+#include "support/cluster.h"
+#include "support/eventually.h"
+#include "support/fleet.h"
+#include "support/lock_test.h"
+#include "support/ordeals.h"
+#include "support/resp3.h"
+#include "support/sentinel.h"
 
 namespace turnstile::fault {
+namespace {
 
-std::vector<Kind> ClusterKinds() { return {}; }
+using testing::Client;
+using testing::Cluster;
+using testing::Eventually;
+using testing::InfoField;
+using testing::kClusterPatience;
+using testing::Milliseconds;
+using testing::Reply;
+using testing::Server;
+using testing::SlotMove;
+using Args = std::vector<std::string>;
+using Marked = Mark::Kind;
+
+// All locks are in one slot.
+constexpr char kPrefix[] = "{t}lock:";
+
+// For losses of writes, whose grace must be as long as any hold.
+Workload ShortLeases() {
+  Workload workload;
+  workload.longest_lease = 120 * kMillisecond;
+  workload.longest_linger = 20 * kMillisecond;
+  workload.sessions_end = false;
+  return workload;
+}
+const Args kGraceOfShortLeases = {"--turnstile.failover-grace-ms", "150",
+                                  "--turnstile.token-margin-ms", "5000"};
+
+size_t NodeServing(Cluster& cluster) {
+  size_t node = 0;
+  while (cluster.client(node).Do("LOCK.INFO", kPrefix).IsError("MOVED")) ++node;
+  return node;
+}
+
+Address AddressOf(const Server& server) { return {.port = server.port()}; }
+
+// --- Slots that move ----------------------------------------------------------------------------
+
+// A slot that wanders from node to node while clients work with the locks in it. Nothing may be
+// lost by that.
+class WanderingSlot {
+ public:
+  explicit WanderingSlot(Round& round)
+      : round_(round),
+        cluster_({.primaries = 2 + round.Below(2)}),
+        slot_(cluster_.SlotOf(kPrefix)),
+        at_(NodeServing(cluster_)) {}
+
+  Address address() { return AddressOf(cluster_.server(at_)); }
+
+  void Move() {
+    const size_t to = AnotherNode();
+    const SlotMove move = Begin(to);
+    while (move.MoveKeys(Few()) > 0) Work();
+    Work();
+    End(move, to);
+    round_.Count("slot moved");
+  }
+
+  // The other node is ready, but nobody has been sent there yet.
+  void GiveUpAtOnce() {
+    const size_t to = AnotherNode();
+    MakeReady(to);
+    Work();
+    SlotMove(cluster_, slot_, at_, to).Abort();
+    round_.Count("move given up before it began");
+  }
+
+  // What redis-cli --cluster fix does, and then back.
+  void FinishAndMoveBack() {
+    const size_t from = at_;
+    const size_t to = AnotherNode();
+    const SlotMove there = Begin(to);
+    MoveSome(there);
+    while (there.MoveKeys() > 0) Work();
+    End(there, to);
+    const SlotMove back = Begin(from);
+    while (back.MoveKeys(Few()) > 0) Work();
+    End(back, from);
+    round_.Count("move finished in haste, and back");
+  }
+
+  // A careful operator gives up: the other node has to rest, and what it has got is back in the
+  // same breath in which the slot is settled again.
+  void GiveUpAndBringBack() {
+    const size_t to = AnotherNode();
+    MoveSome(Begin(to));
+    Client& other = cluster_.client(to);
+    other.Do("CLIENT", "PAUSE", 10000, "WRITE");
+    std::string breath =
+        testing::EncodeCommand({"CLUSTER", "SETSLOT", std::to_string(slot_), "STABLE"});
+    size_t commands = 1;
+    for (const std::string& key : KeysOn(to)) {
+      other.Do("ASKING");
+      const Reply payload = other.Do("DUMP", key);
+      if (payload.IsNil()) continue;
+      breath += testing::EncodeCommand({"RESTORE", key, "0", payload.text});
+      ++commands;
+    }
+    testing::RawConnection connection = cluster_.server(at_).ConnectRaw();
+    round_.driver().NewLife();
+    connection.WriteRaw(breath);
+    for (; commands > 0; commands--) {
+      const Reply reply = connection.ReadReply();
+      round_.Expect(reply == Reply::Ok(), "C7", "a key cannot be brought back: " + reply.text);
+    }
+    other.Do("CLUSTER", "SETSLOT", slot_, "STABLE");
+    other.Do("CLIENT", "UNPAUSE");
+    round_.driver().NewLife();
+    round_.Count("move given up, keys brought back");
+  }
+
+  // A careless one leaves behind what the other node has got. The server cannot help it: locks are
+  // lost.
+  void GiveUpAndForget() {
+    const size_t to = AnotherNode();
+    const SlotMove move = Begin(to);
+    MoveSome(move);
+    const Workload& workload = round_.driver().workload();
+    round_.driver().NewLife();
+    const Mark forced = round_.Begin(Marked::kForced, "a move given up, keys left behind");
+    move.Abort();
+    round_.End(forced, workload.longest_lease + workload.longest_linger);
+    round_.driver().NewLife();
+    round_.Count("move given up, keys left behind");
+  }
+
+  void AwaitOk() { cluster_.AwaitOk(); }
+
+ private:
+  size_t AnotherNode() {
+    return (at_ + 1 + static_cast<size_t>(round_.Below(cluster_.size() - 1))) % cluster_.size();
+  }
+  int64_t Few() { return round_.Between(1, 12); }
+  void Work() { round_.LetWork(0, 25 * kMillisecond); }
+
+  Args KeysOn(size_t node) {
+    return cluster_.client(node).Do("CLUSTER", "GETKEYSINSLOT", slot_, 1000).Texts();
+  }
+
+  // Keys that were left behind there are of no use any more.
+  void MakeReady(size_t to) {
+    // Who was sent there by a move before is not late: the node would let it in again.
+    round_.driver().AwaitService(kClusterPatience);
+    round_.LetWork(10 * kMillisecond, 30 * kMillisecond);
+    Client& client = cluster_.client(to);
+    client.Do("CLUSTER", "SETSLOT", slot_, "IMPORTING", cluster_.id(at_));
+    for (const std::string& key : KeysOn(to)) {
+      client.Do("ASKING");
+      client.Do("DEL", key);
+    }
+  }
+
+  SlotMove Begin(size_t to) {
+    MakeReady(to);
+    const SlotMove move(cluster_, slot_, at_, to);
+    round_.driver().NewLife();
+    move.Begin();
+    Work();
+    return move;
+  }
+
+  void MoveSome(const SlotMove& move) {
+    for (uint64_t times = round_.Below(4); times > 0; times--) {
+      move.MoveKeys(Few());
+      Work();
+    }
+  }
+
+  void End(const SlotMove& move, size_t to) {
+    move.End();
+    at_ = to;
+    round_.driver().NewLife();
+  }
+
+  Round& round_;
+  Cluster cluster_;
+  const int64_t slot_;
+  size_t at_;
+};
+
+void Migrate(Round& round) {
+  WanderingSlot slot(round);
+  Workload workload;
+  workload.prefix = kPrefix;
+  workload.sessions = false;  // A move ends their binding, and a client that is sent away hangs up.
+  round.Start(workload, slot.address());
+  while (!round.over()) {
+    round.LetWork(0, 100 * kMillisecond);
+    switch (round.Below(8)) {
+      case 0:
+        slot.GiveUpAtOnce();
+        break;
+      case 1:
+        slot.FinishAndMoveBack();
+        break;
+      case 2:
+        slot.GiveUpAndBringBack();
+        break;
+      case 3:
+        slot.GiveUpAndForget();
+        break;
+      default:
+        slot.Move();
+    }
+    slot.AwaitOk();
+  }
+  round.Finish();
+}
+
+// --- Failovers ----------------------------------------------------------------------------------
+
+// Replicas hear nothing from here on, and cannot come back to hear more. A restart ends that.
+void CutReplicasOff(const Server& primary) {
+  Client client = primary.Connect();
+  client.Do("ACL", "SETUSER", "default", "-psync", "-sync");
+  client.Do("CLIENT", "KILL", "TYPE", "replica");
+}
+
+void LetReplicasIn(const Server& primary) {
+  primary.Connect().Do("ACL", "SETUSER", "default", "+psync", "+sync");
+}
+
+// Connections end when a role changes, so each look has one of its own.
+bool IsPrimary(const Server& server) {
+  Client client = server.Connect();
+  return testing::RoleOf(client) == "master";
+}
+
+void AwaitFollower(Round& round, const Server& replica, const Server& primary) {
+  const bool follows = Eventually(
+      [&] {
+        Client client = replica.Connect();
+        return InfoField(client, "replication", "master_port") == std::to_string(primary.port()) &&
+               testing::LinkIsUp(client);
+      },
+      kClusterPatience);
+  round.Expect(follows, "C7", "a server does not come to follow the new primary");
+}
+
+// It dies or stands still, and replicas may not have heard of all that it granted.
+bool Strike(Round& round, Server& primary) {
+  if (round.OneIn(2)) {
+    CutReplicasOff(primary);
+    round.LetWork(0, 150 * kMillisecond);
+  }
+  const bool dies = round.OneIn(2);
+  if (dies) {
+    primary.Kill9();
+  } else {
+    primary.Pause();
+  }
+  round.Count(dies ? "kill -9 of the primary" : "SIGSTOP of the primary");
+  return dies;
+}
+
+// Clients have hung up on the old primary, and it comes back.
+void Revive(Server& old, bool died) {
+  if (died) {
+    old.Restart();
+  } else {
+    old.Continue();
+    LetReplicasIn(old);
+  }
+}
+
+class ClusterFailovers {
+ public:
+  explicit ClusterFailovers(Round& round)
+      : round_(round), cluster_({.primaries = 3, .replicas_each = 1, .args = Arguments()}) {}
+
+  const Server& primary() { return cluster_.server(primary_); }
+
+  void Planned() {
+    Promote("CLUSTER FAILOVER", {"CLUSTER", "FAILOVER"});
+    Swap();
+    AwaitEnd();
+  }
+
+  void Lossy() {
+    const Mark lossy = round_.Begin(Marked::kLossy, "a failover that loses writes");
+    const bool died = Strike(round_, cluster_.server(primary_));
+    switch (round_.Below(3)) {
+      case 0:
+        Promote("CLUSTER FAILOVER FORCE", {"CLUSTER", "FAILOVER", "FORCE"});
+        break;
+      case 1:
+        Promote("CLUSTER FAILOVER TAKEOVER", {"CLUSTER", "FAILOVER", "TAKEOVER"});
+        break;
+      default:
+        Promote("failover that the cluster decides", {});
+    }
+    round_.End(lossy);
+    Swap();
+    round_.Expect(round_.driver().AwaitService(kClusterPatience), "C4",
+                  "nothing is granted after a failover");
+    Revive(cluster_.server(replica_), died);
+    AwaitEnd();
+  }
+
+  void CheckCopies() { round_.CheckCopies(cluster_.client(primary_), cluster_.client(replica_)); }
+
+ private:
+  static Args Arguments() {
+    Args args = kGraceOfShortLeases;
+    args.insert(args.end(), {"--cluster-node-timeout", "1000", "--repl-diskless-sync", "no"});
+    return args;
+  }
+
+  void Promote(const std::string& name, const testing::Command& command) {
+    const Server& next = cluster_.server(replica_);
+    // A replica gives up after five seconds, for example because it was not voted for in time.
+    constexpr Milliseconds kTry{6000};
+    bool promoted = false;
+    for (int attempt = 0; attempt < 4 && !promoted; attempt++) {
+      if (!command.empty()) next.Connect().Do(command);
+      promoted = Eventually([&] { return IsPrimary(next); }, kTry);
+    }
+    round_.Expect(promoted, "C4", "no replica was promoted: " + name);
+    round_.Count(name);
+    round_.CountFailover();
+  }
+
+  void Swap() {
+    std::swap(primary_, replica_);
+    round_.driver().NewLife();
+    round_.driver().Go(AddressOf(primary()));
+  }
+
+  void AwaitEnd() {
+    AwaitFollower(round_, cluster_.server(replica_), primary());
+    for (const size_t node : {primary_, replica_}) cluster_.Reconnect(node);
+    cluster_.AwaitOk();
+  }
+
+  Round& round_;
+  Cluster cluster_;
+  size_t primary_ = NodeServing(cluster_);
+  size_t replica_ = primary_ + 3;
+};
+
+void ClusterFailover(Round& round) {
+  ClusterFailovers cluster(round);
+  Workload workload = ShortLeases();
+  workload.prefix = kPrefix;
+  round.Start(workload, AddressOf(cluster.primary()));
+  do {
+    round.LetWork(100 * kMillisecond, 600 * kMillisecond);
+    if (round.OneIn(3)) {
+      cluster.Planned();
+    } else {
+      cluster.Lossy();
+    }
+  } while (!round.over());
+  round.Finish();
+  cluster.CheckCopies();
+}
+
+// --- Sentinel -----------------------------------------------------------------------------------
+
+void Sentinel(Round& round) {
+  testing::SentinelGroup group(kGraceOfShortLeases);
+  const std::array<Server*, 3> servers = {&group.primary(), &group.replicas()[0],
+                                          &group.replicas()[1]};
+  Server* primary = servers[0];
+  Driver& driver = round.Start(ShortLeases(), AddressOf(*primary));
+  do {
+    round.LetWork(200 * kMillisecond, 800 * kMillisecond);
+    Server* const old = primary;
+    const Mark lossy = round.Begin(Marked::kLossy, "a failover that loses writes");
+    const bool died = Strike(round, *old);
+    group.Alert();
+    const bool promoted = Eventually(
+        [&] {
+          for (Server* server : servers) {
+            if (server != old && IsPrimary(*server)) primary = server;
+          }
+          return primary != old;
+        },
+        kClusterPatience);
+    round.End(lossy);
+    if (!round.Expect(promoted, "C4", "sentinels promote nobody")) {
+      Revive(*old, died);
+      break;
+    }
+    round.Count("failover by sentinels");
+    round.CountFailover();
+    driver.NewLife();
+    driver.Go(AddressOf(*primary));
+    round.Expect(group.AllAgreeOn(*primary), "C4", "sentinels do not agree on the new primary");
+    group.Calm();
+    round.Expect(driver.AwaitService(kClusterPatience), "C4",
+                 "nothing is granted after a failover");
+    Revive(*old, died);
+    for (Server* server : servers) {
+      if (server != primary) AwaitFollower(round, *server, *primary);
+    }
+  } while (!round.over());
+  round.Finish();
+  Client client = primary->Connect();
+  for (Server* server : servers) {
+    if (server == primary) continue;
+    Client replica = server->Connect();
+    round.CheckCopies(client, replica);
+  }
+}
+
+}  // namespace
+
+std::vector<Kind> ClusterKinds() {
+  return {
+      {"migrate", "slots that move under the locks, moves that are given up", &Migrate},
+      {"cluster-failover",
+       "CLUSTER FAILOVER, FORCE and TAKEOVER, elections, of primaries that died or stand still",
+       &ClusterFailover},
+      {"sentinel", "primaries that die or stand still, replicas that sentinels promote", &Sentinel},
+  };
+}
 
 }  // namespace turnstile::fault

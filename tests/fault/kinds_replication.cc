@@ -85,12 +85,12 @@ Args Synchronisation(Round& round) {
 // The replica hears nothing of the last grants, the primary dies, the replica is promoted.
 void LossyFailover(Round& round) {
   Workload workload;
-  workload.longest_lease = 150 * kMillisecond;
-  workload.longest_linger = 30 * kMillisecond;
+  workload.longest_lease = 120 * kMillisecond;
+  workload.longest_linger = 20 * kMillisecond;
   workload.sessions_end = false;
   Args args = Synchronisation(round);
   args.insert(args.end(),
-              {"--turnstile.failover-grace-ms", "190", "--turnstile.token-margin-ms", "5000"});
+              {"--turnstile.failover-grace-ms", "150", "--turnstile.token-margin-ms", "5000"});
   Couple couple(round, args);
   Driver& driver = round.Start(workload, couple.address());
   while (!round.over()) {

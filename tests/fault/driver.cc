@@ -106,7 +106,8 @@ class Driver::Peer {
   // The connection is gone, with or without an answer outstanding.
   virtual void OnLost() = 0;
 
-  bool direct() const { return driver_.workload_.direct && !by_half_; }
+  // (The first request of a connection has to wait until the server has accepted that.)
+  bool direct() const { return driver_.workload_.direct && !by_half_ && accepted_; }
   bool by_half() const { return by_half_; }
   uint32_t server() const {
     return driver_.life_ * 65536U + static_cast<uint32_t>(at_.port & 0xffff);
@@ -138,6 +139,7 @@ class Driver::Peer {
     event.data.ptr = this;
     epoll_ctl(driver_.epoll_, EPOLL_CTL_ADD, fd_, &event);
     watches_output_ = true;
+    accepted_ = false;
     const std::lock_guard guard(driver_.mutex_);
     ++driver_.traffic_.connections;
     return true;
@@ -225,6 +227,7 @@ class Driver::Peer {
     const ssize_t size = recv(fd_, buffer.data(), buffer.size(), 0);
     if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (size <= 0) return Lose();
+    accepted_ = true;
     redisReaderFeed(reader_, buffer.data(), static_cast<size_t>(size));
     while (fd_ >= 0) {
       void* parsed = nullptr;
@@ -249,6 +252,7 @@ class Driver::Peer {
   bool watches_output_ = false;
   Address at_;
   bool by_half_ = false;
+  bool accepted_ = false;  // something has been received
   bool fresh_ = true;  // it has not been answered yet
   std::optional<Address> redirected_;
   bool ask_once_ = false;
@@ -475,6 +479,7 @@ class Driver::Worker : public Peer {
     for (Operation& op : pending_) {
       op.sent = Now();
       op.server = server();
+      op.direct = direct();
     }
     give_up_ = pending_[0].sent + pending_[0].wait + kPatience;
     wake_ = give_up_;

@@ -293,6 +293,8 @@ class ClusterFailovers {
 
   void Planned() {
     Promote("CLUSTER FAILOVER", {"CLUSTER", "FAILOVER"});
+    // Clients are told at once where to go, or find out by themselves.
+    if (round_.OneIn(2)) round_.LetWork(0, 300 * kMillisecond);
     Swap();
     AwaitEnd();
   }

@@ -133,9 +133,9 @@ void SlotMove::Begin() const {
             Reply::Ok());
 }
 
-int64_t SlotMove::MoveKeys() const {
+int64_t SlotMove::MoveKeys(int64_t most) const {
   Client& client = cluster_.client(from_);
-  const std::vector<std::string> keys = client.Do("CLUSTER", "GETKEYSINSLOT", slot_, 1000).Texts();
+  const std::vector<std::string> keys = client.Do("CLUSTER", "GETKEYSINSLOT", slot_, most).Texts();
   if (keys.empty()) return 0;
   Command migrate = {"MIGRATE", "127.0.0.1", std::to_string(cluster_.server(to_).port()), "", "0",
                      "10000",   "KEYS"};

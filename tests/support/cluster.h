@@ -82,8 +82,8 @@ class SlotMove {
       : cluster_(cluster), slot_(slot), from_(from), to_(to) {}
 
   void Begin() const;
-  // Moves keys that are left; returns how many there were.
-  int64_t MoveKeys() const;
+  // Moves keys that are left, at most so many; returns how many these were.
+  int64_t MoveKeys(int64_t most = 1000) const;
   void End() const;
   // Gives up: both nodes take the slot for settled where it was.
   void Abort() const;

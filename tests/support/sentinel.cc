@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "support/client.h"
 #include "support/fleet.h"
@@ -21,8 +22,10 @@ Reply StateOf(const Server& sentinel) { return sentinel.Connect().Do("SENTINEL",
 
 }  // namespace
 
-SentinelGroup::SentinelGroup()
-    : replicas_{Server(ReplicaOptions()), Server(ReplicaOptions())},
+SentinelGroup::SentinelGroup(std::vector<std::string> args)
+    : args_(std::move(args)),
+      primary_({.args = args_}),
+      replicas_{Server(ReplicaOptions()), Server(ReplicaOptions())},
       sentinels_{Server(SentinelOptions()), Server(SentinelOptions()), Server(SentinelOptions())} {
   for (const Server& replica : replicas_) {
     Client client = replica.Connect();
@@ -49,7 +52,9 @@ SentinelGroup::SentinelGroup()
 }
 
 ServerOptions SentinelGroup::ReplicaOptions() const {
-  return {.args = {"--replicaof", "127.0.0.1", std::to_string(primary_.port())}};
+  std::vector<std::string> args = args_;
+  args.insert(args.end(), {"--replicaof", "127.0.0.1", std::to_string(primary_.port())});
+  return {.args = std::move(args)};
 }
 
 ServerOptions SentinelGroup::SentinelOptions() const {

@@ -12,6 +12,8 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <string>
+#include <vector>
 
 #include "support/eventually.h"
 #include "support/server.h"
@@ -20,8 +22,8 @@ namespace turnstile::testing {
 
 class SentinelGroup {
  public:
-  // Returns when everybody knows everybody.
-  SentinelGroup();
+  // `args` are options of the servers. Returns when everybody knows everybody.
+  explicit SentinelGroup(std::vector<std::string> args = {});
 
   // As they were at the start.
   Server& primary() { return primary_; }
@@ -49,6 +51,7 @@ class SentinelGroup {
   ServerOptions ReplicaOptions() const;
   ServerOptions SentinelOptions() const;
 
+  std::vector<std::string> args_;
   Server primary_;
   std::array<Server, 2> replicas_;
   std::array<Server, 3> sentinels_;

@@ -124,8 +124,9 @@ struct AofFiles {
   std::set<std::string> keys;
 
   void WriteTo(const std::string& dir, std::string_view increment) const {
-    for (const auto& [other, content] : others) WriteWhole(dir + "/" + other, content);
-    WriteWhole(dir + "/" + name, increment);
+    const std::filesystem::path folder = dir;
+    for (const auto& [other, content] : others) WriteWhole(folder / other, content);
+    WriteWhole(folder / name, increment);
   }
 
   // After the last whole command before `cut`.
@@ -351,8 +352,7 @@ void RunCuts(const AofFiles& files, const std::vector<size_t>& cuts, std::atomic
       const std::string kept = std::filesystem::temp_directory_path() / "violation-aof";
       std::filesystem::create_directories(kept);
       files.WriteTo(kept, std::string_view(files.bytes).substr(0, cut));
-      throw Violation("AOF, cut after byte " + std::to_string(cut) + ", kept in " + kept + ": " +
-                      violation.what());
+      Report("AOF, cut after byte " + std::to_string(cut), kept, violation.what());
     }
     if (cuts.size() > 5000 && i % 5000 == 0) std::printf("cut %zu of %zu\n", i, cuts.size());
   }
@@ -385,8 +385,7 @@ void RunDamaged(const AofFiles& files, const FilesOptions& options, const std::s
       const std::string kept = std::filesystem::temp_directory_path() / "violation-aof";
       std::filesystem::create_directories(kept);
       files.WriteTo(kept, damaged);
-      throw Violation(name + ", damaged file " + std::to_string(i) + ", kept in " + kept + ": " +
-                      violation.what());
+      Report(name + ", damaged file " + std::to_string(i), kept, violation.what());
     }
   }
   server.Kill9();

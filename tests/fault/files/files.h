@@ -30,6 +30,9 @@ struct Violation : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// `what` happened to this file, of which a copy is kept.
+[[noreturn]] void Report(const std::string& file, const std::string& kept, const char* what);
+
 inline void Require(bool condition, const std::string& what) {
   if (!condition) throw Violation(what);
 }

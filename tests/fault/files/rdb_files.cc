@@ -65,8 +65,7 @@ void Run(const FilesOptions& options, Table& table, Checksum checksum, const cha
       const std::string kept =
           std::filesystem::temp_directory_path() / ("violation-" + std::to_string(i) + ".rdb");
       WriteWhole(kept, damaged);
-      throw Violation(what + ", file " + std::to_string(i) + ", kept as " + kept + ": " +
-                      violation.what());
+      Report(what + ", file " + std::to_string(i), kept, violation.what());
     }
   }
   server.Kill9();

@@ -3,11 +3,11 @@
 //   turnstile_fault_load [--clients 10000] [--waiters 5000] [--locks 1000000] [--seconds 60]
 //                        [--rate 10000] [--seed 1] [--aof]
 //
-// Half of the clients, and some more for those that hold just now, contend for a few locks and wait
-// in line. The others release, acquire, touch and check the held locks at random, --rate times a
-// second. Meanwhile connections are killed, unblocked and closed at random and made again. Each
-// reply is checked against what it must be. In the end all is released and closed, and the server's
-// memory and file descriptors have to be what they were before.
+// Somewhat more clients than --waiters contend for a few locks and wait in line. The others
+// release, acquire, touch and check the held locks at random, --rate times a second. Meanwhile
+// connections are killed, unblocked and closed at random and made again. Each reply is checked
+// against what it must be. In the end all is released and closed, and the server's memory and file
+// descriptors have to be what they were before.
 //
 // Prints what was seen as Markdown. Ends with 1 if there was a violation, with 2 if it cannot run
 // here.
@@ -97,6 +97,9 @@ struct Settings {
   bool aof = false;
 };
 
+// Those who wait, and some more for those who just hold or are on their way.
+int64_t Contenders(const Settings& settings) { return settings.waiters + settings.waiters / 5; }
+
 // --- What went wrong --------------------------------------------------------------------------
 
 class Violations {
@@ -156,25 +159,28 @@ int64_t OpenFiles(const Server& server) {
   return std::distance(begin(files), end(files));
 }
 
-// How long a thread has waited for a processor, as the kernel counts it.
-class ProcessorWaits {
+// What the kernel counts of a thread: how long it had a processor, and how long it waited for one.
+class ProcessorTime {
  public:
   // `thread` is a folder in /proc.
-  explicit ProcessorWaits(const std::string& thread)
+  explicit ProcessorTime(const std::string& thread)
       : fd_(open((thread + "/schedstat").c_str(), O_RDONLY | O_CLOEXEC)) {}
-  ~ProcessorWaits() { close(fd_); }
-  ProcessorWaits(const ProcessorWaits&) = delete;
-  ProcessorWaits& operator=(const ProcessorWaits&) = delete;
+  ~ProcessorTime() { close(fd_); }
+  ProcessorTime(const ProcessorTime&) = delete;
+  ProcessorTime& operator=(const ProcessorTime&) = delete;
 
-  std::chrono::nanoseconds Total() const {
-    std::array<char, 100> text{};  // time on a processor, time waited for one, how often
-    if (pread(fd_, text.data(), text.size() - 1, 0) <= 0) return {};
-    char* waited = nullptr;
-    std::strtoll(text.data(), &waited, 10);
-    return std::chrono::nanoseconds(std::strtoll(waited, nullptr, 10));
-  }
+  std::chrono::nanoseconds Had() const { return Read().first; }
+  std::chrono::nanoseconds Waited() const { return Read().second; }
 
  private:
+  std::pair<std::chrono::nanoseconds, std::chrono::nanoseconds> Read() const {
+    std::array<char, 100> text{};
+    if (pread(fd_, text.data(), text.size() - 1, 0) <= 0) return {};
+    char* rest = nullptr;
+    const int64_t had = std::strtoll(text.data(), &rest, 10);
+    return {std::chrono::nanoseconds(had), std::chrono::nanoseconds(std::strtoll(rest, &rest, 10))};
+  }
+
   int fd_;
 };
 
@@ -217,16 +223,15 @@ class Observer {
   std::array<Times, kPhases> answers;  // to PING
   // The same without the time in which the server, or this thread, waited for a processor.
   std::array<Times, kPhases> net_answers;
-  std::array<std::chrono::nanoseconds, kPhases> starved{};  // all of that time
-  std::vector<int64_t> waiters;                             // during the churn
+  std::vector<int64_t> waiters;  // during the churn
   int64_t peak_memory = 0;
 
  private:
   void Run() {
     // The observer should not have to wait for a processor. It may if there is no right to this.
     setpriority(PRIO_PROCESS, 0, -15);
-    const ProcessorWaits servers(ProcOf(server_));
-    const ProcessorWaits own("/proc/thread-self");
+    const ProcessorTime servers(ProcOf(server_));
+    const ProcessorTime own("/proc/thread-self");
     RawConnection ping = server_.ConnectRaw();
     Client info = server_.Connect();
     auto next_info = Clock::now();
@@ -234,16 +239,14 @@ class Observer {
       const size_t phase = phase_;
       WaitReadable(-1, Clock::now() + Milliseconds{1});
       const auto start = Clock::now();
-      const auto servers_before = servers.Total();
-      const auto own_before = own.Total();
+      const auto servers_before = servers.Waited();
+      const auto own_before = own.Waited();
       ping.SendCommand({"PING"});
       ping.ReadReply(Milliseconds{60000});
       const auto took = Clock::now() - start;
-      const auto starved_now = servers.Total() - servers_before;
       answers[phase].Add(took);
-      const auto delay = starved_now + own.Total() - own_before;
+      const auto delay = servers.Waited() - servers_before + own.Waited() - own_before;
       net_answers[phase].Add(std::max<Clock::duration>(took - delay, Clock::duration::zero()));
-      starved[phase] += starved_now;
       if (start < next_info) continue;
       next_info = start + Milliseconds{250};
       peak_memory = std::max(peak_memory, Number(info, "memory", "used_memory"));
@@ -343,7 +346,7 @@ class Crowd {
         server_waits_(ProcOf(server)),
         violations_(violations),
         random_(settings.seed),
-        contenders_(static_cast<size_t>(settings.waiters + settings.waiters / 8)),
+        contenders_(static_cast<size_t>(Contenders(settings))),
         peers_(static_cast<size_t>(settings.clients)),
         lines_(std::max<size_t>(1, static_cast<size_t>(settings.waiters) / 12)),
         tokens_(static_cast<size_t>(settings.locks)) {
@@ -399,11 +402,9 @@ class Crowd {
       troubles_due += passed * kTroublesASecond;
       for (; operations_due >= 1; operations_due--) Operate(contenders_ + Pick(others()));
       for (; troubles_due >= 1; troubles_due--) Trouble();
-      for (size_t i = next_contender_; started_ < contenders_ && i < next_contender_ + 50; i++) {
-        started_++;
-        if (i < contenders_ && peers_[i].step == Step::kIdle) Contend(i);
+      for (int i = 0; i < 50 && started_ < contenders_; i++, started_++) {
+        if (peers_[started_].step == Step::kIdle) Contend(started_);
       }
-      next_contender_ += 50;
       if (now >= next_look) {
         LookForLateWaits(now);
         next_look = now + Milliseconds{100};
@@ -420,7 +421,7 @@ class Crowd {
       for (size_t i = contenders_; i < peers_.size(); i++) {
         Peer& peer = peers_[i];
         if (peer.step == Step::kIdle && (peer.unsure || tokens_[peer.lock] == 0)) {
-          Ask1(i, Ask::kAcquire);
+          Request(i, Ask::kAcquire);
         }
         all = all && peer.step == Step::kIdle;
       }
@@ -526,7 +527,7 @@ class Crowd {
   }
 
   void Turn(Milliseconds wait) {
-    starved_ = server_waits_.Total() + own_waits_.Total();
+    starved_ = server_waits_.Waited() + own_waits_.Waited();
     std::array<epoll_event, 1024> events;
     const int ready = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()),
                                  static_cast<int>(wait.count()));
@@ -575,7 +576,7 @@ class Crowd {
         peers_[i].id = reply.integer;
         peers_[i].step = Step::kIdle;
         if (!reply.IsInteger()) violations_.Add(Name(i) + ": CLIENT ID: " + Text(reply));
-        if (started_ >= contenders_ && i < contenders_ && !quiet_) Contend(i);
+        if (i < started_ && !quiet_) Contend(i);
         return;
       case Step::kWaiting:
         return WaitEnded(i, reply);
@@ -732,19 +733,19 @@ class Crowd {
   void Operate(size_t i) {
     Peer& peer = peers_[i];
     if (peer.step != Step::kIdle) return;
-    if (peer.unsure || tokens_[peer.lock] == 0) return Ask1(i, Ask::kAcquire);
+    if (peer.unsure || tokens_[peer.lock] == 0) return Request(i, Ask::kAcquire);
     const size_t first = i - contenders_;
     peer.lock = first + others() * Pick((tokens_.size() - first - 1) / others() + 1);
     const uint64_t dice = random_() % 100;
-    Ask1(i, dice < 30   ? Ask::kRelease
-            : dice < 55 ? Ask::kTouch
-            : dice < 70 ? Ask::kCheck
-            : dice < 80 ? Ask::kFence
-            : dice < 90 ? Ask::kAgain
-                        : Ask::kStranger);
+    Request(i, dice < 30   ? Ask::kRelease
+               : dice < 55 ? Ask::kTouch
+               : dice < 70 ? Ask::kCheck
+               : dice < 80 ? Ask::kFence
+               : dice < 90 ? Ask::kAgain
+                           : Ask::kStranger);
   }
 
-  void Ask1(size_t i, Ask ask) {
+  void Request(size_t i, Ask ask) {
     Peer& peer = peers_[i];
     const std::string key = HeldKey(peer.lock);
     const std::string owner = HeldOwner(peer.lock);
@@ -819,7 +820,7 @@ class Crowd {
     if (kind == 0) {
       peer.doomed = true;
       counts_.killed++;
-      TellKiller({"CLIENT", "KILL", "ID", std::to_string(peer.id)}, {i, peer.life, kind});
+      OrderKiller({"CLIENT", "KILL", "ID", std::to_string(peer.id)}, {i, peer.life, kind});
     } else if (kind == 1) {
       counts_.left++;
       Renew(i);
@@ -828,28 +829,28 @@ class Crowd {
       (error ? peer.errors_under_way : peer.stops_under_way)++;
       (error ? peer.may_fail : peer.may_stop) = true;
       counts_.unblocks_sent++;
-      TellKiller({"CLIENT", "UNBLOCK", std::to_string(peer.id), error ? "ERROR" : "TIMEOUT"},
-                 {i, peer.life, kind});
+      OrderKiller({"CLIENT", "UNBLOCK", std::to_string(peer.id), error ? "ERROR" : "TIMEOUT"},
+                  {i, peer.life, kind});
     }
   }
 
-  struct Told1 {
+  struct Order {
     size_t peer;
     uint64_t life;
     uint64_t kind;
   };
 
-  void TellKiller(const Command& command, const Told1& what) {
+  void OrderKiller(const Command& command, const Order& what) {
     const std::string bytes = EncodeCommand(command);
     (void)!send(killer_.fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    told_killer_.push(what);
+    orders_.push(what);
   }
 
   void ReadKiller() {
     if (!Receive(killer_)) throw std::runtime_error("the server closed the killer's connection");
     while (const std::optional<Reply> reply = TakeReply(killer_)) {
-      const Told1 what = told_killer_.front();
-      told_killer_.pop();
+      const Order what = orders_.front();
+      orders_.pop();
       counts_.replies++;
       const bool right = what.kind == 0 ? *reply == Reply::Int(1)
                                         : *reply == Reply::Int(1) || *reply == Reply::Int(0);
@@ -863,8 +864,8 @@ class Crowd {
 
   const Settings& settings_;
   const int port_;
-  const ProcessorWaits server_waits_;
-  const ProcessorWaits own_waits_{"/proc/thread-self"};
+  const ProcessorTime server_waits_;
+  const ProcessorTime own_waits_{"/proc/thread-self"};
   std::chrono::nanoseconds starved_{0};  // the server and this thread, as of this turn
   Violations& violations_;
   std::mt19937_64 random_;
@@ -875,9 +876,8 @@ class Crowd {
   std::vector<int64_t> last_tokens_ = tokens_;                      // before the release
   std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;  // ends of holds
   Peer killer_;
-  std::queue<Told1> told_killer_;
-  size_t next_contender_ = 0;
-  size_t started_ = 0;
+  std::queue<Order> orders_;
+  size_t started_ = 0;  // contenders that contend
   bool quiet_ = false;  // contenders do not go on
   int epoll_ = -1;
   Counts counts_;
@@ -919,20 +919,22 @@ void Row(const std::string& what, int64_t value) { Row(what, std::to_string(valu
 // Every command once, for what the server keeps of each.
 void WarmUp(const Server& server, Crowd& crowd) {
   Client client = server.Connect();
-  for (const Command& command :
-       std::vector<Command>{{"LOCK.ACQUIRE", "warm", "alice", "PX", "1000"},
-                            {"LOCK.ACQUIRE", "warm", "bob", "PX", "1000", "WAIT", "10"},
-                            {"LOCK.TOUCH", "warm", "alice", "PX", "1000"},
-                            {"LOCK.FENCE", "warm"},
-                            {"LOCK.RELEASE", "warm", "alice"},
-                            {"CLIENT", "UNBLOCK", "1", "ERROR"},
-                            {"CLIENT", "KILL", "ID", "1000000"},
-                            {"LATENCY", "LATEST"},
-                            {"LATENCY", "RESET"},
-                            {"INFO", "turnstile"},
-                            {"MEMORY", "PURGE"}}) {
-    client.Do(command);
-  }
+  // clang-format off
+  const std::vector<Command> commands = {
+      {"LOCK.ACQUIRE", "warm", "alice", "PX", "1000"},
+      {"LOCK.ACQUIRE", "warm", "bob", "PX", "1000", "WAIT", "10"},
+      {"LOCK.TOUCH", "warm", "alice", "PX", "1000"},
+      {"LOCK.FENCE", "warm"},
+      {"LOCK.RELEASE", "warm", "alice"},
+      {"CLIENT", "UNBLOCK", "1", "ERROR"},
+      {"CLIENT", "KILL", "ID", "1000000"},
+      {"LATENCY", "LATEST"},
+      {"LATENCY", "RESET"},
+      {"DEL", "warm"},
+      {"PING"},
+  };
+  // clang-format on
+  for (const Command& command : commands) client.Do(command);
   crowd.ConnectAll();
   crowd.CloseAll();
 }
@@ -955,7 +957,7 @@ int Run(const Settings& settings) {
   ServerOptions options{.args = {"--maxclients", std::to_string(settings.clients + 2000),
                                  "--tcp-backlog", "4096", "--slowlog-log-slower-than", "-1",
                                  "--latency-monitor-threshold", "1", "--turnstile.max-waiters",
-                                 std::to_string(settings.waiters + settings.waiters / 5)}};
+                                 std::to_string(Contenders(settings))}};
   if (settings.aof) {
     options.args.insert(options.args.end(), {"--appendonly", "yes", "--appendfsync", "everysec"});
   }
@@ -981,7 +983,16 @@ int Run(const Settings& settings) {
   std::array<std::string, kPhases> latency;
   std::array<Clock::duration, kPhases> took;
   auto phase_start = Clock::now();
+  const ProcessorTime processor(ProcOf(server));
+  std::array<std::chrono::nanoseconds, kPhases> worked{};
+  std::array<std::chrono::nanoseconds, kPhases> starved{};
+  auto worked_before = processor.Had();
+  auto starved_before = processor.Waited();
   const auto end_phase = [&](Phase phase) {
+    worked[phase] = processor.Had() - worked_before;
+    starved[phase] = processor.Waited() - starved_before;
+    worked_before += worked[phase];
+    starved_before += starved[phase];
     latency[phase] = LatencyEvents(client);
     took[phase] = Clock::now() - phase_start;
     if (phase + 1 < kPhases) observer.SetPhase(static_cast<Phase>(phase + 1));
@@ -1054,7 +1065,9 @@ int Run(const Settings& settings) {
   if (waiting.size() > 8) waiting.erase(waiting.begin(), waiting.begin() + 4);
   std::sort(waiting.begin(), waiting.end());
   const int64_t median = waiting.empty() ? 0 : waiting[waiting.size() / 2];
-  if (median < settings.waiters) {
+  // Where others take the processors the clients cannot ask as fast as their waits end.
+  const bool busy = starved[kChurn] > took[kChurn] / 4;
+  if (median < settings.waiters * 9 / 10 && !busy) {
     violations.Add("only " + std::to_string(median) + " clients waited");
   }
 
@@ -1065,6 +1078,7 @@ int Run(const Settings& settings) {
       waiting.empty() ? "none"
                       : std::to_string(waiting.front()) + ", " + std::to_string(median) + ", " +
                             std::to_string(waiting.back()));
+  if (busy) Row("the machine was too busy for the whole load", "yes: times say little");
   Row("contended locks", static_cast<int64_t>(crowd.lines()));
   Row("locks held", settings.locks);
   Row("locks held at the end of the churn", held_in_the_end);
@@ -1094,8 +1108,8 @@ int Run(const Settings& settings) {
             " s): p50, p99, p99.9, longest",
         percentiles(observer.answers[phase]));
     Row("… without waiting for a processor", percentiles(observer.net_answers[phase]));
-    Row("… the server waited for a processor during PING",
-        Fixed(Seconds(observer.starved[phase]), 2) + " s");
+    Row("… the server had a processor, and waited for one",
+        Fixed(Seconds(worked[phase])) + " s, " + Fixed(Seconds(starved[phase])) + " s");
     Row("LATENCY, " + name + ": longest of each event", latency[phase]);
   }
   Row("used_memory before", Megabytes(memory_before));
@@ -1141,7 +1155,7 @@ std::optional<Settings> Parse(const std::vector<std::string>& arguments) {
       *number->second = value;
     }
   }
-  if (settings.waiters + settings.waiters / 8 >= settings.clients) return {};
+  if (Contenders(settings) >= settings.clients) return {};
   if (settings.locks < settings.clients) return {};
   return settings;
 }
@@ -1154,7 +1168,7 @@ int main(int argc, char** argv) {
   if (!settings) {
     std::cerr << "turnstile_fault_load [--clients N] [--waiters N] [--locks N] [--seconds N] "
                  "[--rate N] [--seed N] [--aof]\n"
-                 "The waiters and an eighth more must be fewer than the clients, and the clients "
+                 "The waiters and a fifth more must be fewer than the clients, and the clients "
                  "no more than the locks.\n";
     return 2;
   }

@@ -1,0 +1,1157 @@
+#include "fault/simulator/simulator.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <ostream>
+#include <utility>
+
+#include "fault/simulator/arena.h"
+
+namespace turnstile::fault {
+namespace {
+
+// The wall clock of a server that is right, when a schedule begins.
+constexpr Time kWallAtStart = 1'700'000'000'000'000;
+// Owners that never ask for a lock.
+constexpr uint32_t kFirstStranger = 250;
+constexpr size_t kMostEvents = 10'000;
+
+Sharing SharingOf(Mode mode) {
+  switch (mode) {
+    case Mode::kShared:
+      return Sharing::kShared;
+    case Mode::kLimit:
+      return Sharing::kLimit;
+    default:
+      return Sharing::kExclusive;
+  }
+}
+
+Time ToTime(Millis span) { return span.count() * kMillisecond; }
+
+}  // namespace
+
+const char* NameOf(Thing thing) {
+  static constexpr std::array<const char*, kThings> kNames = {
+      "operations",
+      "holds",
+      "waits",
+      "grants whose order was known",
+      "writes outside",
+      "writes refused",
+      "handed over",
+      "shared grants",
+      "limited grants",
+      "grants of several locks",
+      "grants that linger",
+      "asked again",
+      "timed out",
+      "grants taken back",
+      "sessions ended",
+      "strangers' releases",
+      "messages lost",
+      "client deaths",
+      "client pauses",
+      "server pauses",
+      "restarts with AOF",
+      "restarts with a cut AOF",
+      "restarts with RDB",
+      "restarts with nothing",
+      "failovers with loss",
+      "failovers without loss",
+      "planned failovers",
+      "links cut",
+      "full synchronisations",
+      "AOF rewrites",
+      "DEL",
+      "FLUSHALL",
+      "SET",
+      "RENAME",
+      "clock steps",
+      "copies compared",
+  };
+  return kNames.at(static_cast<size_t>(thing));
+}
+
+// Neighbouring seeds must not give neighbouring worlds.
+Random::Random(uint64_t seed) {
+  uint64_t mixed = seed + 0x9E3779B97F4A7C15ULL;
+  mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9ULL;
+  mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EBULL;
+  mixed ^= mixed >> 31;
+  state_ = mixed == 0 ? 1 : mixed;
+}
+
+// The names of owners are made once: not in the arena.
+Simulator::Simulator() { NameOfOwner(0); }
+Simulator::~Simulator() = default;
+
+std::vector<Violation> Simulator::Run(uint64_t seed, std::ostream* story) {
+  story_ = story;
+  Begin(seed);
+  size_t handled = 0;
+  while (!events_.empty() && violations_.empty()) {
+    std::pop_heap(events_.begin(), events_.end(), [](const Event& a, const Event& b) {
+      return a.at != b.at ? a.at > b.at : a.order > b.order;
+    });
+    const Event event = events_.back();
+    events_.pop_back();
+    now_ = event.at;
+    Handle(event);
+    if (++handled > kMostEvents) Broken("C8", "the schedule does not come to rest");
+  }
+  if (violations_.empty()) Finish();
+  return Judge();
+}
+
+void Simulator::Begin(uint64_t seed) {
+  // Not assigned: a string keeps its memory then, and the arena forgets it.
+  for (Node& node : nodes_) {
+    std::destroy_at(&node);
+    std::construct_at(&node);
+  }
+  ResetArena();
+  random_ = Random(seed);
+  now_ = 0;
+  order_ = 0;
+  primary_ = 0;
+  busy_until_ = 0;
+  lives_ = 0;
+  next_owner_ = 0;
+  highest_token_ = 0;
+  events_.clear();
+  connections_.assign(1, Connection{.open_at_client = false, .open_at_server = false});
+  calls_.clear();
+  replies_.clear();
+  register_.fill(0);
+  renamed_onto_.fill(false);
+  for (auto& of_lock : ledger_) of_lock.fill(kMinInstant);
+  clients_.fill(Client());
+  history_.operations.clear();
+  history_.marks.clear();
+  violations_.clear();
+
+  ChooseWorld();
+  for (size_t i = 0; i < server_count_; ++i) {
+    const ArenaScope arena;
+    nodes_[i].server = std::make_unique<Server>(settings_, ledger_);
+    nodes_[i].life = ++lives_;
+    nodes_[i].linked = i != primary_;
+    nodes_[i].synced = i != primary_;
+  }
+  nodes_[primary_].server->BeOldPrimary(WallOf(primary_));
+  for (size_t i = 0; i < client_count_; ++i) ActIn(i, 0, 3 * kMillisecond);
+  ChooseDisasters();
+}
+
+void Simulator::ChooseWorld() {
+  Random& random = random_;
+  client_count_ = static_cast<size_t>(random.Between(3, kMostClients));
+  server_count_ = random.OneIn(3) ? 3 : 2;
+  lock_count_ = static_cast<uint32_t>(random.OneIn(3) ? 1 : random.Between(2, kLocks));
+  for (size_t i = 0; i < kLocks; ++i) {
+    constexpr std::array kStyles = {Sharing::kExclusive, Sharing::kExclusive, Sharing::kShared,
+                                    Sharing::kLimit};
+    styles_[i] = kStyles[random.Below(kStyles.size())];
+    limits_[i] = static_cast<uint16_t>(random.Between(1, 3));
+  }
+  lossy_ = random.OneIn(2);
+  has_sessions_ = random.OneIn(2);
+  horizon_ = random.Between(20, 60) * kMillisecond;
+  constexpr std::array kLeases = {3, 8, 8, 20};
+  constexpr std::array kWaits = {5, 15, 40};
+  longest_lease_ = kLeases[random.Below(kLeases.size())];
+  longest_linger_ = random.OneIn(3) ? random.Between(1, 6) : 0;
+  longest_wait_ = kWaits[random.Below(kWaits.size())];
+  delay_ = random.Between(20, 400);
+  jitter_ = random.OneIn(3) ? random.Between(1, 5'000) : 0;
+  link_delay_ = random.OneIn(3) ? random.Between(1, 10'000) : random.Between(1, 500);
+  constexpr std::array<uint32_t, 3> kLoses = {0, 10, 30};
+  loses_one_in_ = kLoses[random.Below(kLoses.size())];
+
+  constexpr std::array kMargins = {5, 60, 30'000};
+  settings_.margin = Millis{kMargins[random.Below(kMargins.size())]};
+  settings_.grace = lossy_ ? Millis{longest_lease_ + longest_linger_ + 1} : Millis{0};
+  const bool skewed = random.OneIn(2);
+  for (size_t i = 0; i < kServers && skewed; ++i) {
+    const Time most = random.OneIn(4) ? 100 * kMillisecond : 5 * kMillisecond;
+    nodes_[i].clock_offset = random.Between(-most, most);
+  }
+  for (size_t i = 0; i < client_count_; ++i) clients_[i].direct = jitter_ == 0 || random.OneIn(2);
+}
+
+void Simulator::ChooseDisasters() {
+  using enum Disaster;
+  constexpr std::array kLossless = {kRestartWithAof, kRestartWithAof, kFailover, kFailover,
+                                    kPlannedFailover};
+  constexpr std::array kLossy = {kRestartWithCutAof, kRestartWithRdb, kRestartWithNothing,
+                                 kFailover, kFailover, kPlannedFailover};
+  constexpr std::array kOther = {kCutLink, kPauseServer, kDelete, kFlush,
+                                 kSet,     kRename,      kStepClock};
+  const auto count = random_.Below(4);
+  for (uint32_t i = 0; i < count; ++i) {
+    Disaster disaster = kDelete;
+    if (random_.OneIn(2)) {
+      disaster = kOther[random_.Below(kOther.size())];
+    } else if (lossy_) {
+      disaster = kLossy[random_.Below(kLossy.size())];
+    } else {
+      disaster = kLossless[random_.Below(kLossless.size())];
+    }
+    Push(random_.Between(kMillisecond, horizon_), What::kDisaster, 0,
+         static_cast<uint32_t>(disaster));
+  }
+  if (random_.OneIn(4)) {
+    Push(random_.Between(0, horizon_), What::kDisaster, 0, static_cast<uint32_t>(kRewriteAof));
+  }
+}
+
+void Simulator::Push(Time at, What what, size_t who, uint32_t number, uint32_t generation) {
+  events_.push_back({.at = at,
+                     .order = order_++,
+                     .what = what,
+                     .who = static_cast<uint8_t>(who),
+                     .number = number,
+                     .generation = generation});
+  std::push_heap(events_.begin(), events_.end(), [](const Event& a, const Event& b) {
+    return a.at != b.at ? a.at > b.at : a.order > b.order;
+  });
+}
+
+void Simulator::Broken(const char* check, const std::string& text) {
+  violations_.push_back({.check = check, .text = text, .when = now_});
+}
+
+void Simulator::Handle(const Event& event) {
+  Node& node = nodes_[event.who % kServers];
+  const bool is_of_server = event.what == What::kServerTurns || event.what == What::kStreamArrives;
+  if (is_of_server && now_ < node.paused_until) {
+    if (event.what == What::kServerTurns && event.at == node.turn_at) {
+      node.turn_at = node.paused_until;
+    }
+    Push(node.paused_until, event.what, event.who, event.number, event.generation);
+    return;
+  }
+  switch (event.what) {
+    case What::kClientActs:
+      if (event.generation == clients_[event.who].generation) Act(event.who);
+      break;
+    case What::kClientGivesUp:
+      if (event.generation != clients_[event.who].generation) break;
+      if (event.number == 0) {
+        LoseCall(event.who);
+      } else {
+        Die(event.who);
+      }
+      break;
+    case What::kRequestArrives:
+      Arrive(event);
+      break;
+    case What::kReplyArrives: {
+      const Reply& reply = replies_[event.number];
+      const Connection& connection = connections_[reply.connection];
+      const Client& client = clients_[connection.client];
+      if (connection.open_at_client && client.waits_for_answer &&
+          client.pending.number == reply.call) {
+        TakeReply(connection.client, reply);
+      }
+      break;
+    }
+    case What::kClientLearns: {
+      const Connection& connection = connections_[event.number];
+      if (!connection.open_at_client) break;
+      if (clients_[connection.client].waits_for_answer) {
+        LoseCall(connection.client);
+      } else {
+        Close(connection.client);
+      }
+      break;
+    }
+    case What::kServerLearns:
+      ServerLearns(event.number);
+      break;
+    case What::kServerTurns:
+      if (node.up && event.at == node.turn_at) Turn(event.who);
+      break;
+    case What::kStreamArrives:
+      if (node.up && node.linked && event.generation == node.link) Deliver(event.who, event.number);
+      break;
+    case What::kDisaster:
+      Strike(static_cast<Disaster>(event.number));
+      break;
+    case What::kRestarts:
+      Restart(event.who);
+      break;
+    case What::kPromotes:
+      Promote(event.who);
+      break;
+    case What::kSwitches:
+      Switch(event.who);
+      break;
+    case What::kRejoins:
+      Rejoin(event.who);
+      break;
+  }
+}
+
+// When nothing more happens.
+void Simulator::Finish() {
+  for (size_t i = 0; i < server_count_; ++i) {
+    const Server& server = *nodes_[i].server;
+    Count(Thing::kGrantsTakenBack, server.taken_back());
+    Count(Thing::kSessionsEnded, server.sessions_ended());
+    if (!server.IsQueueClean()) Broken("C8", "something is left of those who waited");
+    if (i == primary_) continue;
+    if (!nodes_[i].linked || nodes_[i].applied != nodes_[primary_].server->log().size()) {
+      Broken("C7", "a replica does not come to an end with its stream");
+    } else {
+      Compare(i);
+    }
+  }
+}
+
+std::vector<Violation> Simulator::Judge() {
+  const Rules rules{.lease_slack = 0,
+                    .wait_slack = 35 * kMillisecond,
+                    .idle_limit = 4 * kMillisecond + delay_ + jitter_,
+                    .order_slack = 3 * kMillisecond};
+  bool wrong = false;
+  {
+    const ArenaScope arena;
+    const Findings findings = Check(history_, rules);
+    wrong = !findings.violations.empty();
+    Count(Thing::kOperations, findings.operations);
+    Count(Thing::kHolds, findings.holds);
+    Count(Thing::kWaits, findings.waits);
+    Count(Thing::kOrdered, findings.ordered);
+    Count(Thing::kWrites, findings.writes);
+    Count(Thing::kWritesRefused, findings.refused);
+  }
+  if (!wrong) return violations_;
+  std::vector<Violation> all = Check(history_, rules).violations;  // not in the arena
+  std::erase_if(all, [&](const Violation& violation) { return IsExcused(violation); });
+  all.insert(all.end(), violations_.begin(), violations_.end());
+  return all;
+}
+
+// The token that the owner had been told when it sent `op`, or by it.
+int64_t Simulator::TokenOf(const Operation& op) const {
+  int64_t token = op.token;
+  for (const Operation& other : history_.operations) {
+    if (other.verb == Verb::kAcquire && other.answer == Answer::kToken && other.lock == op.lock &&
+        other.owner == op.owner && other.answered <= op.answered) {
+      token = std::max(token, other.token);
+    }
+  }
+  return token;
+}
+
+// Whether a call of the owner whose answer was lost may have set a lease that a step of the clock
+// has cut.
+bool Simulator::MayBeCutShort(const Operation& op) const {
+  const bool lost = std::any_of(
+      history_.operations.begin(), history_.operations.end(), [&](const Operation& other) {
+        return other.lock == op.lock && other.owner == op.owner && other.lease > 0 &&
+               other.answer == Answer::kLost && other.sent >= op.sent;
+      });
+  return lost && std::any_of(history_.marks.begin(), history_.marks.end(), [](const Mark& mark) {
+           return mark.kind == Mark::Kind::kStep && mark.amount > 0;
+         });
+}
+
+// What the checker cannot know.
+bool Simulator::IsExcused(const Violation& violation) const {
+  if (violation.operations.size() != 2) return false;
+  const Operation& first = history_.operations[violation.operations[0]];
+  const Operation& second = history_.operations[violation.operations[1]];
+  if (violation.check == "C5") {
+    // A newcomer that may enter beside those who wait is let in at once when the lock is free, and
+    // they at the end of the same pass: together, in whatever order.
+    return first.sharing == second.sharing && first.sharing != Sharing::kExclusive &&
+           first.answer == Answer::kToken && second.answer == Answer::kToken &&
+           std::abs(first.answered - second.answered) < kMillisecond + jitter_;
+  }
+  if (violation.check == "C1" || (violation.check == "C2" && second.verb == Verb::kWrite)) {
+    // With older data a hold may come back that its owner had lost by a closed connection and asks
+    // for again. Only what the token guards is safe from it.
+    const Operation& older = TokenOf(first) < TokenOf(second) ? first : second;
+    return MayBeCutShort(first) || std::any_of(history_.marks.begin(), history_.marks.end(), [&](const Mark& mark) {
+      return mark.kind == Mark::Kind::kLossy && mark.begin <= older.sent;
+    });
+  }
+  if (violation.check == "C2" && second.answer == Answer::kYes) {
+    // An owner that asked again and never heard of it may have a new hold. One that held several
+    // locks may have one of them in the place of another.
+    return renamed_onto_[second.lock] || std::any_of(
+        history_.operations.begin(), history_.operations.end(), [&](const Operation& other) {
+          return other.verb == Verb::kAcquire && other.answer == Answer::kLost && other.retry &&
+                 other.owner == second.owner && other.lock == second.lock &&
+                 other.sent <= second.sent;
+        });
+  }
+  return false;
+}
+
+// --- Clients ----------------------------------------------------------------------------------
+
+void Simulator::ActIn(size_t client, Time least, Time most) {
+  Push(now_ + random_.Between(least, most), What::kClientActs, client, 0,
+       ++clients_[client].generation);
+}
+
+void Simulator::BeIdle(size_t client, Time least, Time most) {
+  clients_[client].doing = Doing::kIdle;
+  ActIn(client, least, most);
+}
+
+void Simulator::Act(size_t number) {
+  Client& client = clients_[number];
+  const bool begins = client.doing == Doing::kIdle;
+  if (begins && (now_ >= horizon_ || next_owner_ >= kFirstStranger)) return;
+  if (client.connection == kNone && !Connect(number)) {
+    ActIn(number, kMillisecond, 3 * kMillisecond);
+    return;
+  }
+  switch (client.doing) {
+    case Doing::kIdle:
+      ChooseRequest(client);
+      Ask(number);
+      break;
+    case Doing::kAsking:
+      Ask(number);
+      break;
+    case Doing::kReleasing: {
+      Call call = client.asked;
+      call.verb = Verb::kRelease;
+      ++client.tries;
+      Send(number, call, Doing::kReleasing);
+      break;
+    }
+    default:
+      UseHold(number);
+      break;
+  }
+}
+
+bool Simulator::Connect(size_t number) {
+  Client& client = clients_[number];
+  if (!nodes_[primary_].up || !nodes_[primary_].server->is_primary()) return false;
+  client.connection = static_cast<uint32_t>(connections_.size());
+  connections_.push_back({.client = static_cast<uint8_t>(number),
+                          .server = static_cast<uint8_t>(primary_),
+                          .direct = client.direct});
+  return true;
+}
+
+void Simulator::ChooseRequest(Client& client) {
+  LoseSession(client);
+  Call& call = client.asked;
+  call = Call{.owner = next_owner_++};
+  const uint32_t first = random_.Below(lock_count_);
+  for (uint32_t i = 0; i < lock_count_; ++i) call.locks[i] = (first + i) % lock_count_;
+  call.count = lock_count_ > 1 && random_.OneIn(4)
+                   ? static_cast<size_t>(random_.Between(2, lock_count_))
+                   : 1;
+  Sharing style = styles_[first];
+  for (size_t i = 1; i < call.count; ++i) {
+    if (styles_[call.locks[i]] != style) style = Sharing::kExclusive;
+  }
+  if (style == Sharing::kShared && !random_.OneIn(3)) call.mode = Mode::kShared;
+  if (style == Sharing::kLimit && !random_.OneIn(8)) {
+    call.mode = Mode::kLimit;
+    call.limit = random_.OneIn(8) ? static_cast<uint32_t>(random_.Between(1, 3)) : limits_[first];
+  }
+  call.lease = Millis{
+      std::max(random_.Between(1, longest_lease_), random_.Between(1, longest_lease_))};
+  if (!random_.OneIn(3)) call.wait = Millis{random_.Between(1, longest_wait_)};
+  if (longest_linger_ > 0 && random_.OneIn(2)) {
+    call.linger = Millis{random_.Between(1, longest_linger_)};
+  }
+  call.session = has_sessions_ && random_.OneIn(3);
+  client.asked_before = false;
+  client.tries = 0;
+  client.deeds = 0;
+  client.token = 0;
+}
+
+void Simulator::Ask(size_t number) {
+  Client& client = clients_[number];
+  ++client.tries;
+  client.retry = client.asked_before;
+  client.asked_before = true;
+  if (client.retry) Count(Thing::kAskedAgain);
+  Send(number, client.asked, Doing::kAsking);
+}
+
+// A holder does something with what it has.
+void Simulator::UseHold(size_t number) {
+  Client& client = clients_[number];
+  constexpr int kMostDeeds = 4;
+  const uint32_t dice = ++client.deeds > kMostDeeds ? 0 : random_.Below(20);
+  Call call = client.asked;
+  if (dice < 6) {
+    client.tries = 0;
+    client.doing = Doing::kReleasing;
+    Act(number);
+  } else if (dice < 10) {
+    call.verb = Verb::kTouch;
+    call.lease = Millis{random_.Between(1, longest_lease_)};
+    Send(number, call, Doing::kUsing);
+  } else if (dice < 12) {
+    call.verb = Verb::kFence;
+    call.locks[0] = call.locks[random_.Below(static_cast<uint32_t>(call.count))];
+    call.count = 1;
+    call.token = Token{static_cast<uint64_t>(client.token)};
+    Send(number, call, Doing::kUsing);
+  } else if (dice < 15) {
+    WriteOutside(client);
+    ActIn(number, 0, 2 * kMillisecond);
+  } else if (dice == 15) {
+    Ask(number);
+  } else if (dice == 16) {
+    Count(Thing::kClientPauses);
+    const Time left = std::max(client.hold_until - now_, Time{0});
+    ActIn(number, left, left + 8 * kMillisecond);
+  } else if (dice == 17) {
+    Die(number);
+  } else if (dice == 18) {
+    Count(Thing::kStrangersReleases);
+    call.verb = Verb::kRelease;
+    call.owner = kFirstStranger + random_.Below(kOwners - kFirstStranger);
+    Send(number, call, Doing::kUsing);
+    client.stranger = true;
+  } else {
+    BeIdle(number, 0, 4 * kMillisecond);  // its lease will end by itself
+  }
+}
+
+void Simulator::WriteOutside(Client& client) {
+  if (client.asked.mode != Mode::kExclusive) return;
+  const uint32_t lock =
+      client.asked.locks[random_.Below(static_cast<uint32_t>(client.asked.count))];
+  int64_t& highest = register_[lock];
+  const bool accepted = client.token >= highest;
+  highest = std::max(highest, client.token);
+  history_.operations.push_back({.verb = Verb::kWrite,
+                                 .answer = accepted ? Answer::kYes : Answer::kNo,
+                                 .lock = lock,
+                                 .owner = client.asked.owner,
+                                 .token = client.token,
+                                 .sent = now_,
+                                 .answered = now_});
+}
+
+void Simulator::Send(size_t number, const Call& call, Doing doing) {
+  Client& client = clients_[number];
+  Connection& connection = connections_[client.connection];
+  client.doing = doing;
+  client.pending = call;
+  client.pending.number = static_cast<uint32_t>(calls_.size());
+  client.pending.connection = client.connection;
+  client.waits_for_answer = true;
+  client.stranger = false;
+  client.sent = now_;
+  client.life = nodes_[connection.server].life;
+  calls_.push_back(client.pending);
+  if (call.verb != Verb::kAcquire) client.retry = false;
+
+  // It may die while it waits.
+  const Time patience = random_.Between(15, 25) * kMillisecond;
+  const bool dies = random_.OneIn(30);
+  const Time until = now_ + ToTime(call.verb == Verb::kAcquire ? call.wait : Millis{0}) + patience;
+  Push(dies ? random_.Between(now_, until) : until, What::kClientGivesUp, number, dies ? 1 : 0,
+       ++client.generation);
+
+  if (connection.broken != kNever) return;
+  if (loses_one_in_ > 0 && random_.OneIn(loses_one_in_)) {
+    Break(client.connection);
+    return;
+  }
+  const Time on_the_way = delay_ + (connection.direct ? 0 : random_.Between(0, jitter_));
+  connection.last_in = std::max(connection.last_in, now_ + on_the_way);
+  Push(connection.last_in, What::kRequestArrives, connection.server, client.pending.number);
+}
+
+void Simulator::Record(const Client& client, Answer answer, int64_t token) {
+  const Call& call = client.pending;
+  const bool is_acquire = call.verb == Verb::kAcquire;
+  for (size_t i = 0; i < call.count; ++i) {
+    history_.operations.push_back(
+        {.verb = call.verb,
+         .answer = answer,
+         .sharing = SharingOf(call.mode),
+         .limit = static_cast<uint16_t>(call.limit),
+         .several = call.count > 1,
+         .retry = client.retry,
+         .stranger = client.stranger,
+         .direct = client.direct,
+         .lock = call.locks[i],
+         .owner = call.owner,
+         .server = client.life,
+         .token = is_acquire ? token : static_cast<int64_t>(call.token.value),
+         .lease = is_acquire || call.verb == Verb::kTouch ? ToTime(call.lease) : 0,
+         .wait = is_acquire ? ToTime(call.wait) : 0,
+         .linger = is_acquire ? ToTime(call.linger) : 0,
+         .sent = client.sent,
+         .answered = now_});
+  }
+}
+
+void Simulator::TakeReply(size_t number, const Reply& reply) {
+  Client& client = clients_[number];
+  const Call& call = client.pending;
+  client.waits_for_answer = false;
+  Answer answer = reply.answer;
+  // One that was done to some of its locks does not say to which.
+  if (answer == Answer::kYes && call.verb != Verb::kFence && reply.done != call.count) {
+    answer = Answer::kLost;
+  }
+  Record(client, answer, reply.token);
+  constexpr int kMostTries = 3;
+  if (answer == Answer::kError) {
+    if (!nodes_[connections_[client.connection].server].server->is_primary()) Close(number);
+    if (client.doing == Doing::kUsing) client.doing = Doing::kHolding;
+    if (client.doing != Doing::kHolding && client.tries >= kMostTries) {
+      client.doing = Doing::kIdle;
+    }
+    ActIn(number, kMillisecond, 4 * kMillisecond);
+    return;
+  }
+  if (client.doing == Doing::kReleasing) return BeIdle(number, 0, 4 * kMillisecond);
+  if (client.doing == Doing::kAsking && answer != Answer::kToken) {
+    if (call.wait > Millis{0}) Count(Thing::kTimedOut);
+    return BeIdle(number, 0, 4 * kMillisecond);
+  }
+  if (client.doing == Doing::kAsking) {
+    if (reply.waited) Count(Thing::kHandedOver);
+    if (call.mode == Mode::kShared) Count(Thing::kSharedGrants);
+    if (call.mode == Mode::kLimit) Count(Thing::kLimitGrants);
+    if (call.count > 1) Count(Thing::kGrantsOfSeveral);
+    if (call.linger > Millis{0}) Count(Thing::kGrantsThatLinger);
+    client.token = reply.token;
+    client.hold_until = client.sent + ToTime(call.lease);
+  } else if (call.verb == Verb::kTouch && answer == Answer::kYes) {
+    client.hold_until = client.sent + ToTime(call.lease);
+  }
+  client.doing = Doing::kHolding;
+  ActIn(number, 0, 3 * kMillisecond);
+}
+
+// No answer will come.
+void Simulator::LoseCall(size_t number) {
+  Client& client = clients_[number];
+  Record(client, Answer::kLost, 0);
+  client.waits_for_answer = false;
+  constexpr int kMostTries = 3;
+  const bool tries_again = client.tries < kMostTries && !random_.OneIn(3);
+  if (client.doing == Doing::kUsing) {
+    client.doing = Doing::kHolding;
+  } else if (!tries_again && client.doing == Doing::kAsking && random_.OneIn(2)) {
+    client.doing = Doing::kReleasing;
+    client.tries = 0;
+  } else if (!tries_again) {
+    client.doing = Doing::kIdle;
+  }
+  Close(number);
+  ActIn(number, 0, 4 * kMillisecond);
+}
+
+void Simulator::Die(size_t number) {
+  Client& client = clients_[number];
+  Count(Thing::kClientDeaths);
+  if (client.waits_for_answer) Record(client, Answer::kLost, 0);
+  client.waits_for_answer = false;
+  Close(number);
+  BeIdle(number, kMillisecond, 6 * kMillisecond);
+}
+
+// Also if the connection is gone already and the client has just learned that.
+void Simulator::Close(size_t number) {
+  Client& client = clients_[number];
+  if (client.connection == kNone) return;
+  Connection& connection = connections_[client.connection];
+  connection.open_at_client = false;
+  if (connection.open_at_server) {
+    const Time late = random_.OneIn(2) ? delay_ : random_.Between(0, 30 * kMillisecond);
+    Push(now_ + late, What::kServerLearns, connection.server, client.connection);
+  }
+  if (client.asked.session && client.doing == Doing::kHolding) client.doing = Doing::kIdle;
+  LoseSession(client);
+  client.connection = kNone;
+}
+
+// A client does not count on a hold that is bound to its connection any more. Perhaps the server
+// has ended it before.
+void Simulator::LoseSession(Client& client) {
+  if (!client.asked.session || std::exchange(client.token, 0) == 0) return;
+  const Time since = std::min(now_, connections_[client.connection].broken);
+  for (size_t i = 0; i < client.asked.count; ++i) {
+    history_.operations.push_back({.verb = Verb::kClose,
+                                   .sharing = SharingOf(client.asked.mode),
+                                   .limit = static_cast<uint16_t>(client.asked.limit),
+                                   .several = client.asked.count > 1,
+                                   .direct = false,
+                                   .lock = client.asked.locks[i],
+                                   .owner = client.asked.owner,
+                                   .server = client.life,
+                                   .sent = since,
+                                   .answered = since});
+  }
+}
+
+// --- The network ------------------------------------------------------------------------------
+
+// What is on its way is lost, and what comes later too.
+void Simulator::Break(uint32_t number) {
+  Count(Thing::kMessagesLost);
+  Connection& connection = connections_[number];
+  connection.broken = now_;
+  if (!random_.OneIn(3)) {
+    Push(now_ + random_.Between(100, 5 * kMillisecond), What::kClientLearns, connection.client,
+         number);
+  }
+  const Time late = (random_.OneIn(3) ? 40 : 3) * kMillisecond;
+  Push(now_ + random_.Between(0, late), What::kServerLearns, connection.server, number);
+}
+
+void Simulator::Arrive(const Event& event) {
+  const Call& call = calls_[event.number];
+  const Connection& connection = connections_[call.connection];
+  Node& node = nodes_[connection.server];
+  if (!node.up || !connection.open_at_server || !connection.open_at_client ||
+      connection.broken != kNever) {
+    return;
+  }
+  if (now_ < node.paused_until) {
+    Push(node.paused_until, event.what, event.who, event.number);
+    return;
+  }
+  node.server->Handle(call, WallOf(connection.server));
+  // Others may arrive in the same pass of the event loop.
+  TurnAt(connection.server, now_ + (random_.OneIn(2) ? 0 : random_.Between(0, 200)));
+}
+
+void Simulator::ServerLearns(uint32_t number) {
+  Connection& connection = connections_[number];
+  Node& node = nodes_[connection.server];
+  if (!connection.open_at_server || !node.up) return;
+  if (now_ < node.paused_until) {
+    Push(node.paused_until, What::kServerLearns, connection.server, number);
+    return;
+  }
+  connection.open_at_server = false;
+  node.server->ConnectionClosed(number);
+  TurnAt(connection.server, now_);
+}
+
+void Simulator::SendReplies(size_t node) {
+  Server& server = *nodes_[node].server;
+  for (const Reply& reply : server.replies()) {
+    Connection& connection = connections_[reply.connection];
+    highest_token_ = std::max(highest_token_, reply.token);
+    if (!connection.open_at_server) continue;
+    const bool gone = !connection.open_at_client || connection.broken != kNever;
+    if (gone && reply.waited && reply.answer == Answer::kToken && random_.OneIn(2)) {
+      // The server learns just now that its client is gone.
+      connection.open_at_server = false;
+      server.NotDelivered(reply.call);
+      server.ConnectionClosed(reply.connection);
+    }
+    if (gone) continue;
+    if (loses_one_in_ > 0 && random_.OneIn(loses_one_in_)) {
+      Break(reply.connection);
+      continue;
+    }
+    const Time on_the_way = delay_ + (connection.direct ? 0 : random_.Between(0, jitter_));
+    connection.last_out = std::max(connection.last_out, now_ + on_the_way);
+    Push(connection.last_out, What::kReplyArrives, connection.client,
+         static_cast<uint32_t>(replies_.size()));
+    replies_.push_back(reply);
+  }
+  server.replies().clear();
+}
+
+// --- Servers ----------------------------------------------------------------------------------
+
+FineInstant Simulator::WallOf(size_t node) const {
+  return FineInstant{Micros{kWallAtStart + now_ + nodes_[node].clock_offset}};
+}
+
+Time Simulator::TimeOf(size_t node, Instant moment) const {
+  return ToTime(moment.time_since_epoch()) - kWallAtStart - nodes_[node].clock_offset;
+}
+
+void Simulator::TurnAt(size_t node, Time at) {
+  if (at >= nodes_[node].turn_at) return;
+  nodes_[node].turn_at = at;
+  Push(at, What::kServerTurns, node);
+}
+
+void Simulator::Turn(size_t number) {
+  Node& node = nodes_[number];
+  node.turn_at = kNever;
+  node.server->Turn(WallOf(number));
+  node.flushed = node.server->log().size();
+  SendStream(number);
+  SendReplies(number);
+  CheckServer(number);
+  const Instant due = node.server->NextDue();
+  if (due != kMaxInstant) {
+    TurnAt(number, due == kMinInstant ? now_ : std::max(now_, TimeOf(number, due)));
+  }
+}
+
+void Simulator::CheckServer(size_t number) {
+  Server& server = *nodes_[number].server;
+  if (server.fault() != nullptr) Broken("C7", server.fault());
+  if (server.LeavesSomebodyWaiting(WallOf(number))) {
+    Broken("C4", "somebody waits whom the grant rule admits, and nobody will look after it");
+  }
+}
+
+void Simulator::SendStream(size_t number) {
+  if (number != primary_) return;
+  const size_t flushed = nodes_[number].flushed;
+  for (size_t i = 0; i < server_count_; ++i) {
+    Node& replica = nodes_[i];
+    if (i == primary_ || !replica.linked || replica.on_the_way >= flushed) continue;
+    replica.on_the_way = flushed;
+    replica.last_arrival =
+        std::max(replica.last_arrival, now_ + link_delay_ + random_.Between(0, link_delay_));
+    Push(replica.last_arrival, What::kStreamArrives, i, static_cast<uint32_t>(flushed),
+         replica.link);
+  }
+}
+
+void Simulator::Deliver(size_t number, size_t until) {
+  Node& replica = nodes_[number];
+  const Node& primary = nodes_[primary_];
+  CommandLog::Words words;
+  for (; replica.applied < until; ++replica.applied) {
+    replica.server->Obey(primary.server->log().Read(replica.applied, words));
+  }
+  replica.flushed = replica.server->log().size();
+  if (replica.server->fault() != nullptr) Broken("C7", replica.server->fault());
+  if (until == primary.server->log().size() && random_.OneIn(4)) Compare(number);
+}
+
+void Simulator::Compare(size_t number) {
+  Count(Thing::kCopiesCompared);
+  if (!nodes_[number].server->HasSameData(*nodes_[primary_].server)) {
+    Broken("C7", "a replica differs from its primary");
+  }
+}
+
+// --- What goes wrong --------------------------------------------------------------------------
+
+Time Simulator::Longest() const {
+  return (longest_lease_ + longest_linger_ + longest_wait_ + 5) * kMillisecond;
+}
+
+void Simulator::Note(Mark::Kind kind, uint32_t lock, Time begin, Time end, Time amount,
+                     const char* what) {
+  history_.marks.push_back({.kind = kind,
+                            .lock = lock,
+                            .begin = begin,
+                            .end = end,
+                            .amount = amount,
+                            .what = story_ == nullptr ? "" : what});
+}
+
+// Tokens rise after a start as long as those that the server does not know of are covered by the
+// margin: if they are not, its clock was wrong, and somebody sets it right.
+void Simulator::KeepTokensPromise(size_t number) {
+  const Node& node = nodes_[number];
+  const bool knows_all = !lost_writes_ && highest_token_ > node.unknown_until;
+  const Time wall = kWallAtStart + now_ + node.clock_offset;
+  const Time missing = highest_token_ - wall - Micros{settings_.margin}.count();
+  if (!knows_all && missing >= 0) StepClock(number, missing + 1);
+}
+
+size_t Simulator::FindReplica() const {
+  for (size_t i = 0; i < server_count_; ++i) {
+    const Node& node = nodes_[i];
+    if (i != primary_ && node.up && node.linked && node.synced && now_ >= node.paused_until) {
+      return i;
+    }
+  }
+  return primary_;
+}
+
+void Simulator::Strike(Disaster disaster) {
+  Node& primary = nodes_[primary_];
+  if (now_ < busy_until_ || !primary.up || now_ < primary.paused_until) return;
+  switch (disaster) {
+    case Disaster::kRestartWithAof:
+    case Disaster::kRestartWithCutAof:
+    case Disaster::kRestartWithRdb:
+    case Disaster::kRestartWithNothing:
+      lost_writes_ = disaster != Disaster::kRestartWithAof;
+      disaster_ = disaster;
+      Crash(primary_);
+      busy_until_ = now_ + random_.Between(1, 6) * kMillisecond;
+      Push(busy_until_, What::kRestarts, primary_);
+      break;
+    case Disaster::kFailover:
+      BeginFailover(/*planned=*/false);
+      break;
+    case Disaster::kPlannedFailover:
+      BeginFailover(/*planned=*/true);
+      break;
+    case Disaster::kCutLink: {
+      const size_t replica = FindReplica();
+      if (replica == primary_) break;
+      Count(Thing::kLinksCut);
+      nodes_[replica].linked = false;
+      ++nodes_[replica].link;
+      Push(now_ + random_.Between(1, 15) * kMillisecond, What::kRejoins, replica);
+      break;
+    }
+    case Disaster::kPauseServer: {
+      Count(Thing::kServerPauses);
+      const Time until = now_ + random_.Between(1, 20) * kMillisecond;
+      const size_t replica = FindReplica();
+      if (replica != primary_ && random_.OneIn(4)) {
+        nodes_[replica].paused_until = until;
+        break;
+      }
+      primary.paused_until = until;
+      Note(Mark::Kind::kUnavailable, kAllLocks, now_, until + kMillisecond, 0, "paused");
+      break;
+    }
+    case Disaster::kStepClock: {
+      const Time most = random_.OneIn(4) ? 200 * kMillisecond : 10 * kMillisecond;
+      StepClock(primary_, random_.Between(-most, most));
+      break;
+    }
+    default:
+      StrikeData(disaster);
+      break;
+  }
+}
+
+// What strangers do to the data, and what happens to its copies.
+void Simulator::StrikeData(Disaster disaster) {
+  Node& primary = nodes_[primary_];
+  Server& server = *primary.server;
+  const Instant moment = ToInstant(WallOf(primary_));
+  const uint32_t lock = random_.Below(lock_count_);
+  switch (disaster) {
+    case Disaster::kDelete:
+      Count(Thing::kDeletes);
+      server.Delete(lock);
+      Note(Mark::Kind::kForced, lock, now_, now_, 0, "DEL");
+      break;
+    case Disaster::kFlush:
+      Count(Thing::kFlushes);
+      server.Flush();
+      Note(Mark::Kind::kForced, kAllLocks, now_, now_, 0, "FLUSHALL");
+      break;
+    case Disaster::kSet: {
+      Count(Thing::kSets);
+      const Millis ttl{random_.Between(1, 10)};
+      server.Set(lock, "of-a-plain-client", moment + ttl, moment);
+      Note(Mark::Kind::kForced, lock, now_, now_, ToTime(ttl) + 2 * kMillisecond, "SET");
+      break;
+    }
+    case Disaster::kRename: {
+      const uint32_t to = lock + 1;
+      if (to >= lock_count_) break;
+      Count(Thing::kRenames);
+      renamed_onto_[to] = true;
+      server.Rename(lock, to, moment);
+      Note(Mark::Kind::kForced, lock, now_, now_, 0, "RENAME");
+      Note(Mark::Kind::kForced, to, now_, now_, Longest(), "RENAME");
+      break;
+    }
+    default:
+      Count(Thing::kAofRewrites);
+      primary.base = server.Save(WallOf(primary_));
+      primary.rdb = primary.base;
+      primary.aof_from = server.log().size();
+      primary.unknown_until = primary.base.clock.has_value() ? 0 : highest_token_;
+      break;
+  }
+  TurnAt(primary_, now_);
+}
+
+// The server is gone from one moment to the next.
+void Simulator::Crash(size_t number) {
+  Node& node = nodes_[number];
+  crashed_at_ = now_;
+  node.up = false;
+  node.turn_at = kNever;
+  node.life = ++lives_;
+  for (size_t i = 1; i < connections_.size(); ++i) {
+    Connection& connection = connections_[i];
+    if (connection.server != number || !connection.open_at_server) continue;
+    connection.open_at_server = false;
+    connection.broken = std::min(connection.broken, now_);
+    if (random_.OneIn(4)) continue;
+    Push(now_ + random_.Between(100, 4 * kMillisecond), What::kClientLearns, connection.client,
+         static_cast<uint32_t>(i));
+  }
+  for (size_t i = 0; i < server_count_; ++i) {
+    nodes_[i].linked = false;
+    ++nodes_[i].link;
+  }
+}
+
+void Simulator::Restart(size_t number) {
+  Node& node = nodes_[number];
+  const std::unique_ptr<Server> old = std::move(node.server);
+  {
+    const ArenaScope arena;
+    node.server = std::make_unique<Server>(settings_, ledger_);
+  }
+  size_t kept = node.flushed;
+  switch (disaster_) {
+    case Disaster::kRestartWithCutAof:
+      Count(Thing::kRestartsWithCutAof);
+      kept = std::max(node.aof_from, kept - std::min<size_t>(kept, random_.Below(8)));
+      break;
+    case Disaster::kRestartWithRdb:
+      Count(Thing::kRestartsWithRdb);
+      node.base = node.rdb.value_or(Server::Copy());
+      kept = node.aof_from;
+      break;
+    case Disaster::kRestartWithNothing:
+      Count(Thing::kRestartsWithNothing);
+      node.base = Server::Copy();
+      node.rdb.reset();
+      kept = node.aof_from;
+      break;
+    default:
+      Count(Thing::kRestartsWithAof);
+      break;
+  }
+  node.server->Load(node.base);
+  CommandLog::Words words;
+  for (size_t i = node.aof_from; i < kept; ++i) node.server->Obey(old->log().Read(i, words));
+  if (node.server->fault() != nullptr) Broken("C7", node.server->fault());
+  if (node.server->HasLongerLease()) Broken("C7", "a lease is longer after a restart");
+  // What was not in the AOF yet had not been told to anybody.
+  const bool all = !lost_writes_ && node.flushed == old->log().size();
+  if (all && !node.server->HasSameData(*old)) {
+    Broken("C7", "a restart does not bring back what was there");
+  }
+  node.aof_from = 0;
+  node.flushed = node.server->log().size();
+  Promote(number);
+}
+
+void Simulator::BeginFailover(bool planned) {
+  const size_t replica = FindReplica();
+  if (replica == primary_) return;
+  Node& primary = nodes_[primary_];
+  busy_until_ = now_ + random_.Between(1, 6) * kMillisecond;
+  lost_writes_ = false;
+  if (planned) {
+    Count(Thing::kFailoversPlanned);
+    primary.paused_until = busy_until_;
+    crashed_at_ = now_;
+    Push(busy_until_, What::kSwitches, replica);
+    return;
+  }
+  lost_writes_ = lossy_ && !random_.OneIn(4);
+  if (!lost_writes_) Deliver(replica, primary.flushed);
+  Count(lost_writes_ ? Thing::kFailoversWithLoss : Thing::kFailoversWithoutLoss);
+  Crash(primary_);
+  Push(busy_until_, What::kPromotes, replica);
+}
+
+// The old primary has stopped to write, and its replica has everything.
+void Simulator::Switch(size_t number) {
+  Node& old = nodes_[primary_];
+  SendReplies(primary_);
+  old.flushed = old.server->log().size();
+  Deliver(number, old.flushed);
+  Compare(number);
+  old.server->BecomeReplica();
+  SendReplies(primary_);
+  old.life = ++lives_;
+  for (size_t i = 0; i < server_count_; ++i) {
+    nodes_[i].linked = false;
+    ++nodes_[i].link;
+  }
+  Promote(number);
+}
+
+// From now on this server decides.
+void Simulator::Promote(size_t number) {
+  Node& node = nodes_[number];
+  const Time skew = node.clock_offset - nodes_[primary_].clock_offset;
+  if (skew != 0) {
+    Note(Mark::Kind::kStep, kAllLocks, crashed_at_, now_, skew, "another server's clock");
+  }
+  const Time grace_end = now_ + ToTime(settings_.grace) + 3 * kMillisecond;
+  Note(Mark::Kind::kUnavailable, kAllLocks, crashed_at_,
+       skew < 0 ? std::max(grace_end, now_ - skew + Longest()) : grace_end, 0,
+       "down, and in its grace");
+  if (lost_writes_) Note(Mark::Kind::kLossy, kAllLocks, crashed_at_, now_, 0, "writes lost");
+  primary_ = number;
+  node.up = true;
+  node.life = ++lives_;
+  node.linked = false;
+  KeepTokensPromise(number);
+  node.unknown_until = 0;  // its floor goes into its log
+  busy_until_ = now_ + 1;
+  node.server->BecomePrimary();
+  if (node.server->HasLongerLease()) Broken("C7", "a lease is longer after a failover");
+  TurnAt(number, now_);
+  for (size_t i = 0; i < server_count_; ++i) {
+    if (i == primary_) continue;
+    nodes_[i].synced = false;
+    Push(now_ + random_.Between(1, 12) * kMillisecond, What::kRejoins, i);
+  }
+}
+
+void Simulator::Rejoin(size_t number) {
+  Node& node = nodes_[number];
+  Node& primary = nodes_[primary_];
+  if (number == primary_ || node.linked) return;
+  if (!primary.up || now_ < primary.paused_until || now_ < node.paused_until) {
+    Push(now_ + 2 * kMillisecond, What::kRejoins, number);
+    return;
+  }
+  node.linked = true;
+  ++node.link;
+  node.last_arrival = now_;
+  if (node.synced && random_.OneIn(2)) {  // it goes on where the link was cut
+    node.on_the_way = node.applied;
+    SendStream(primary_);
+    return;
+  }
+  Count(Thing::kFullSyncs);
+  {
+    const ArenaScope arena;
+    node.server = std::make_unique<Server>(settings_, ledger_);
+    node.base = primary.server->Save(WallOf(primary_));
+  }
+  node.server->Load(node.base);
+  if (node.server->fault() != nullptr) Broken("C7", node.server->fault());
+  node.unknown_until = node.base.clock.has_value() ? 0 : highest_token_;
+  node.up = true;
+  node.synced = true;
+  node.life = ++lives_;
+  node.turn_at = kNever;
+  node.aof_from = 0;
+  node.flushed = 0;
+  node.applied = primary.server->log().size();
+  node.on_the_way = node.applied;
+  Compare(number);
+  TurnAt(primary_, now_);
+}
+
+void Simulator::StepClock(size_t number, Time amount) {
+  Count(Thing::kClockSteps);
+  nodes_[number].clock_offset += amount;
+  Note(Mark::Kind::kStep, kAllLocks, now_, now_, amount, "clock");
+  if (amount < 0) {  // waits and lost holds last longer too
+    Note(Mark::Kind::kUnavailable, kAllLocks, now_, now_ - amount + Longest(), 0, "clock set back");
+  }
+  TurnAt(number, now_);
+}
+
+}  // namespace turnstile::fault

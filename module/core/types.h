@@ -28,6 +28,15 @@ using FineInstant = std::chrono::time_point<WallClock, Micros>;
 
 constexpr Instant ToInstant(FineInstant now) { return std::chrono::time_point_cast<Millis>(now); }
 
+// Leases follow the wall clock, because other servers have to agree on them. How long somebody
+// waits is a matter of this server alone, and follows a clock that nobody can set: a step of the
+// wall clock must not keep a client waiting beyond its time-out. Its zero means nothing.
+struct SteadyClock {};
+using Tick = std::chrono::time_point<SteadyClock, Millis>;
+using FineTick = std::chrono::time_point<SteadyClock, Micros>;
+
+constexpr Tick ToTick(FineTick now) { return std::chrono::time_point_cast<Millis>(now); }
+
 // A fencing token. Later grants of a lock carry larger ones. Every issued token is in
 // [kMinToken, kMaxToken]; the upper end keeps it exact in a double (JavaScript, Lua).
 struct Token {
@@ -84,6 +93,8 @@ struct Hold {
 // enough for any real clock, narrow enough that no sum of two moments overflows.
 inline constexpr Instant kMinInstant{Millis{0}};
 inline constexpr Instant kMaxInstant{Millis{(int64_t{1} << 53) - 1}};
+// Never.
+inline constexpr Tick kMaxTick{kMaxInstant.time_since_epoch()};
 
 // Whether every field is in its range. What comes from a file or from another server is asked
 // this before it is believed.

@@ -59,8 +59,8 @@ Crowd WaitQueue::Line::Ahead(bool upgrade) const {
   return crowd;
 }
 
-Instant WaitQueue::Line::waiting_since() const {
-  Instant since = kMaxInstant;
+Tick WaitQueue::Line::waiting_since() const {
+  Tick since = kMaxTick;
   for (const Place* place = first(); place != nullptr; place = place->behind()) {
     since = std::min(since, place->waiter().since());
   }
@@ -304,16 +304,18 @@ WaitQueue::Line* WaitQueue::FirstWoken(Instant now) {
   return woken_.empty() ? nullptr : *woken_.begin();
 }
 
-WaitQueue::Waiter* WaitQueue::FirstTimedOut(Instant now) const {
+WaitQueue::Waiter* WaitQueue::FirstTimedOut(Tick now) const {
   if (timeouts_.empty() || timeouts_.begin()->first > now) return nullptr;
   return timeouts_.begin()->second;
 }
 
+Tick WaitQueue::NextTimeOut() const {
+  return timeouts_.empty() ? kMaxTick : timeouts_.begin()->first;
+}
+
 Instant WaitQueue::NextDue() const {
   if (!woken_.empty()) return kMinInstant;
-  const Instant timeout = timeouts_.empty() ? kMaxInstant : timeouts_.begin()->first;
-  const Instant end = ends_.empty() ? kMaxInstant : After(ends_.begin()->first);
-  return std::min(timeout, end);
+  return ends_.empty() ? kMaxInstant : After(ends_.begin()->first);
 }
 
 // One search for a cycle. Its marks are numbers that no other search uses.

@@ -81,7 +81,7 @@ class WaitQueue {
   // One waiting call. Derive from it to say how to reach the caller.
   class Waiter {
    public:
-    Waiter(const AcquireRequest& request, Instant since, Instant deadline)
+    Waiter(const AcquireRequest& request, Tick since, Tick deadline)
         : request_(request), since_(since), deadline_(deadline) {
       request_.also = {};
     }
@@ -98,16 +98,16 @@ class WaitQueue {
     // Who stands before this waiter there.
     Crowd AheadOf(size_t index) const;
 
-    Instant since() const { return since_; }
-    Instant deadline() const { return deadline_; }
+    Tick since() const { return since_; }
+    Tick deadline() const { return deadline_; }
     bool in_line() const { return !places_.empty(); }
 
    private:
     friend class WaitQueue;
 
     AcquireRequest request_;
-    Instant since_;
-    Instant deadline_;
+    Tick since_;
+    Tick deadline_;
     std::vector<Place> places_;
     Party* party_ = nullptr;
     Link<Waiter> of_party_;  // among all waits of the owner
@@ -139,7 +139,7 @@ class WaitQueue {
     size_t holders() const { return holdings_.size(); }
 
     // Since when whoever has waited longest waits.
-    Instant waiting_since() const;
+    Tick waiting_since() const;
 
    private:
     friend class WaitQueue;
@@ -242,10 +242,12 @@ class WaitQueue {
   void Settle(Line& line, Offer offer);
 
   // A waiter whose time is over, or null. The caller takes it out.
-  Waiter* FirstTimedOut(Instant now) const;
+  Waiter* FirstTimedOut(Tick now) const;
+  // When there is one next; kMaxTick if nobody waits.
+  Tick NextTimeOut() const;
 
-  // The moment at which there is something to do without anything happening before; kMaxInstant if
-  // there is none. A woken line makes it `kMinInstant`.
+  // The moment at which a line wakes without anything happening before; kMaxInstant if none does.
+  // `kMinInstant` if one is awake.
   Instant NextDue() const;
 
  private:
@@ -272,7 +274,7 @@ class WaitQueue {
   ByText<Party> parties_;
   std::unordered_set<Line*> woken_;
   std::set<std::pair<Instant, Holding*>> ends_;
-  std::set<std::pair<Instant, Waiter*>> timeouts_;
+  std::set<std::pair<Tick, Waiter*>> timeouts_;
   uint64_t searches_ = 0;
 };
 

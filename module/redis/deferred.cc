@@ -81,13 +81,14 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
   ServerSessions& sessions = TheSessions();
   const bool owes =
       !tokens.issuing() || tokens.has_untold_floor() || !Tampered().empty() || sessions.has_debts();
-  const Instant due = std::min(waiters.NextDue(), NextLookAtCluster());
-  if (!owes && due == kMaxInstant) return;
+  const auto next_due = [&] { return std::min(waiters.NextDue(), NextLookAtCluster()); };
+  if (!owes && waiters.empty() && next_due() == kMaxInstant) return;
 
   const FineInstant now = WallNow();
+  const Tick tick = ToTick(SteadyNow());
   Instant next = ToInstant(now);
-  waiters.TimeOut(next);
-  const bool to_pay = owes || due <= now;
+  waiters.TimeOut(tick);
+  const bool to_pay = owes || next_due() <= now;
   const bool may_write = to_pay && MayWrite(ctx);
   if (may_write) tokens.Issuing(now);
   if (InCluster()) LookAtCluster(ctx, now);
@@ -104,7 +105,10 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
   } else if (to_pay) {
     next += kTryAgain;
   }
-  next = std::max(next, std::min(waiters.NextDue(), NextLookAtCluster()));
+  next = std::max(next, next_due());
+  // After a step back of the wall clock the alarm rings late. But the event loop turns all the
+  // same, by the server's cron, so that it is set anew.
+  if (!waiters.empty()) next = std::min(next, ToInstant(now) + (waiters.NextTimeOut() - tick));
   if (next != kMaxInstant) alarm_clock.Set(ctx, next, ToInstant(now));
 }
 

@@ -194,7 +194,7 @@ void ReplyHolders(RedisModuleCtx* ctx, LockName name, const Lock& lock, Instant 
 }
 
 // Those in front, in order.
-void ReplyLine(RedisModuleCtx* ctx, const WaitQueue::Line* line, Instant now) {
+void ReplyLine(RedisModuleCtx* ctx, const WaitQueue::Line* line) {
   constexpr long kShown = 100;
   RedisModule_ReplyWithCString(ctx, "line");
   if (line == nullptr) {
@@ -202,13 +202,14 @@ void ReplyLine(RedisModuleCtx* ctx, const WaitQueue::Line* line, Instant now) {
     return;
   }
   RedisModule_ReplyWithArray(ctx, std::min(static_cast<long>(line->size()), kShown));
+  const Tick now = ToTick(SteadyNow());
   long shown = 0;
   for (const auto* place = line->first(); place != nullptr && shown < kShown; ++shown) {
     const WaitQueue::Waiter& waiter = place->waiter();
     RedisModule_ReplyWithMap(ctx, 4);
     Field(ctx, "owner", waiter.request().owner.bytes);
     Field(ctx, "mode", NameOf(waiter.request().mode));
-    Field(ctx, "waited-ms", std::max(now - waiter.since(), Millis{0}).count());
+    Field(ctx, "waited-ms", (now - waiter.since()).count());
     Field(ctx, "left-ms", std::max(waiter.deadline() - now, Millis{0}).count());
     place = place->behind();
   }
@@ -257,7 +258,7 @@ bool ReplySummary(RedisModuleCtx* ctx, const User& caller, RedisModuleString* na
   Field(ctx, "linger-left-ms", LingerLeft(place, now).count());
   Field(ctx, "waiting", line == nullptr ? 0 : static_cast<long long>(line->size()));
   Field(ctx, "longest-wait-ms",
-        line == nullptr ? 0 : std::max(now - line->waiting_since(), Millis{0}).count());
+        line == nullptr ? 0 : (ToTick(SteadyNow()) - line->waiting_since()).count());
   return true;
 }
 
@@ -369,7 +370,7 @@ int ReplyInfo(RedisModuleCtx* ctx, const LockKey& key, const WaitQueue::Line* li
   }
   Field(ctx, "linger-left-ms", LingerLeft(place, now).count());
   Field(ctx, "waiting", line == nullptr ? 0 : static_cast<long long>(line->size()));
-  ReplyLine(ctx, line, now);
+  ReplyLine(ctx, line);
   Field(ctx, "grace-left-ms", Tokens().GraceLeft(now).count());
   return REDISMODULE_OK;
 }

@@ -129,6 +129,10 @@ FineInstant WallNow() {
   return FineInstant{std::max(now, Micros{0})};
 }
 
+FineTick SteadyNow() {
+  return FineTick{Micros{static_cast<int64_t>(RedisModule_MonotonicMicroseconds())}};
+}
+
 bool MustObeyClient(RedisModuleCtx* ctx) {
   return must_obey_client != nullptr && must_obey_client(ctx) != 0;
 }

@@ -52,6 +52,8 @@ inline constexpr int kOptionAtomicSlotMigration = 1 << 5;
 
 // The server's wall clock, but never before 1970. Read once for each request.
 FineInstant WallNow();
+// The server's clock that never steps.
+FineTick SteadyNow();
 
 // The value type's methods as servers from 7.2 on know them; 7.0 ignores the added field.
 struct TypeMethodsV5 {

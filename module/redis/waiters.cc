@@ -35,9 +35,9 @@ struct Waiters::Grant {
 
 // A blocked client. Lives from Park to OnFree.
 struct Waiters::Parked : WaitQueue::Waiter {
-  Parked(const AcquireRequest& request, FineInstant now, std::optional<uint64_t> session_client,
+  Parked(const AcquireRequest& request, FineTick now, std::optional<uint64_t> session_client,
          RedisModuleString* user_name)
-      : Waiter(request, ToInstant(now), std::chrono::ceil<Millis>(now + request.wait)),
+      : Waiter(request, ToTick(now), std::chrono::ceil<Millis>(now + request.wait)),
         session(session_client),
         user(user_name) {}
   ~Parked() { RedisModule_FreeString(nullptr, user); }
@@ -80,9 +80,13 @@ std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString
   return lost.has_value() ? lost : not_here ? kNotNowText : refusal;
 }
 
-void CountTimeOut(const WaitQueue::Waiter& waiter, Instant now) {
+void CountWait(const WaitQueue::Waiter& waiter) {
+  TheStats().waits.Add(ToTick(SteadyNow()) - waiter.since());
+}
+
+void CountTimeOut(const WaitQueue::Waiter& waiter) {
   ++TheStats().timed_out;
-  TheStats().waits.Add(now - waiter.since());
+  CountWait(waiter);
 }
 
 }  // namespace
@@ -105,7 +109,7 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const AcquireRequest& req
   }
 
   auto parked =
-      std::make_unique<Parked>(request, now, session, RedisModule_GetCurrentUserName(ctx));
+      std::make_unique<Parked>(request, SteadyNow(), session, RedisModule_GetCurrentUserName(ctx));
   if (olders.size() == 1 && WaitQueue::WaitsFor(*olders.front(), locks, request.mode)) {
     WaitQueue::Waiter& older = *olders.front();
     const bool asks_for_less_room = request.limit < older.request().limit;
@@ -242,12 +246,12 @@ void Waiters::Send(Parked& parked, Answer answer) {
   LetGo(parked);
 }
 
-void Waiters::TimeOut(Instant now) {
+void Waiters::TimeOut(Tick now) {
   for (Parked* parked : std::exchange(superseded_, {})) {
     Send(*parked, std::string(kSupersededText));
   }
   while (WaitQueue::Waiter* waiter = queue_.FirstTimedOut(now)) {
-    CountTimeOut(*waiter, now);
+    CountTimeOut(*waiter);
     Send(*static_cast<Parked*>(waiter), std::monostate{});
   }
 }
@@ -341,7 +345,7 @@ WaitQueue::Offered Waiters::Offer(RedisModuleCtx* ctx, Parked& parked, LockName 
                   Carrier::kDeferred);
   }
   ++TheStats().handed_over;
-  TheStats().waits.Add(moment - parked.since());
+  CountWait(parked);
   const bool alone = request.mode == Mode::kExclusive;
   Send(parked, admission.token);
   return alone ? WaitQueue::Offered::kTookAll : WaitQueue::Offered::kLeft;
@@ -374,7 +378,7 @@ int Waiters::OnUnblocked(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int 
   Waiters& self = TheWaiters();
   Parked* parked = self.FindParked(RedisModule_GetBlockedClientHandle(ctx));
   if (parked != nullptr) {
-    CountTimeOut(*parked, ToInstant(WallNow()));
+    CountTimeOut(*parked);
     self.LetGo(*parked);
   }
   return RedisModule_ReplyWithNull(ctx);

@@ -67,7 +67,7 @@ class Waiters {
   }
 
   // Answers those whose time is over or whose place was taken over. Writes nothing.
-  void TimeOut(Instant now);
+  void TimeOut(Tick now);
 
   // Takes back what did not arrive. Only where this server may write.
   void TakeBackUndelivered(RedisModuleCtx* ctx, Instant now);
@@ -84,7 +84,9 @@ class Waiters {
   // has taken over) is looked at anew.
   void Promoted() { held_back_ = !empty(); }
 
-  // The moment at which TimeOut or Settle will have something to do.
+  // When TimeOut will have something to do because somebody's time is over,
+  Tick NextTimeOut() const { return queue_.NextTimeOut(); }
+  // and when Settle will, or TimeOut for another reason.
   Instant NextDue() const;
 
  private:

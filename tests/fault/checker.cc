@@ -275,7 +275,8 @@ class Checker {
     }
     if (op.answer != Answer::kToken) return;
     if (known.hold == nullptr || op.token != known.token) {
-      if (op.token < known.token && op.sent > ops_[known.op].answered) {
+      if (op.token < known.token && op.sent > ops_[known.op].answered &&
+          !MayBeOlderData(ops_[known.op].sent, op.answered)) {
         Report("C6", "an owner that asked again got an older token", {known.op, i});
       }
       if (rightful) {
@@ -370,10 +371,14 @@ class Checker {
   }
 
   // A call whose answer was lost may have set a shorter lease.
-  static void Shorten(Hold* hold, const Operation& op) {
+  void Shorten(Hold* hold, const Operation& op) const {
     if (hold == nullptr) return;
+    Time until = op.sent + op.lease;
+    for (const Mark* step : steps_) {
+      if (step->end >= op.sent && step->amount > 0) until -= step->amount;
+    }
     for (Certain& certain : hold->certain) {
-      certain.until = std::min(certain.until, std::max(certain.from, op.sent + op.lease));
+      certain.until = std::min(certain.until, std::max(certain.from, until));
       certain.entitled_until = std::min(certain.entitled_until, certain.until);
     }
   }
@@ -393,6 +398,13 @@ class Checker {
       Report("C3", "a new hold has a token that is not above one told before it was asked for",
              {before->op, i});
     }
+  }
+
+  // Whether writes of that time may have been lost: what was there before may be back.
+  bool MayBeOlderData(Time since, Time until) const {
+    return std::any_of(lossy_.begin(), lossy_.end(), [&](const Mark* lossy) {
+      return lossy->begin <= until && lossy->end >= since;
+    });
   }
 
   // Of exclusive locks: nobody has been told a higher token before `i` was sent. After a loss of
@@ -517,6 +529,12 @@ class Checker {
     }
     for (const Mark* forced : forced_) {
       possible_.push_back({forced->begin, forced->end + forced->amount});
+    }
+    // Of a hold that was lost nobody knows when it ends, if the clock is set back meanwhile.
+    Time longest = 0;
+    for (const size_t i : indices) longest = std::max(longest, ops_[i].lease + ops_[i].linger);
+    for (const Mark* step : steps_) {
+      if (step->amount < 0) possible_.push_back({step->begin, step->end - step->amount + longest});
     }
     // A server tells of a hold as soon as there is one.
     for (const Hold& hold : holds_) {

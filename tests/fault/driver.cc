@@ -253,7 +253,7 @@ class Driver::Peer {
   Address at_;
   bool by_half_ = false;
   bool accepted_ = false;  // something has been received
-  bool fresh_ = true;  // it has not been answered yet
+  bool fresh_ = true;      // it has not been answered yet
   std::optional<Address> redirected_;
   bool ask_once_ = false;
   int skip_ = 0;  // answers to ASKING

@@ -36,9 +36,7 @@ constexpr Time kStillUnderWay = 1250 * kMillisecond;
 // A primary and its replica, each on a host of its own, and the clients on a third one.
 class DividedPair {
  public:
-  explicit DividedPair(Round& round) : round_(round), patient_(round.OneIn(2)) {
-    Follow();
-  }
+  explicit DividedPair(Round& round) : round_(round), patient_(round.OneIn(2)) { Follow(); }
 
   Address address() const { return {Network::AddressOf(primary_), primary().port()}; }
 
@@ -174,8 +172,8 @@ class DividedPair {
   Round& round_;
   const bool patient_;
   const Network network_{2};
-  const std::array<std::unique_ptr<Server>, 2> servers_ = {
-      std::make_unique<Server>(OptionsOf(0)), std::make_unique<Server>(OptionsOf(1))};
+  const std::array<std::unique_ptr<Server>, 2> servers_ = {std::make_unique<Server>(OptionsOf(0)),
+                                                           std::make_unique<Server>(OptionsOf(1))};
   int primary_ = 0;
 };
 

@@ -180,7 +180,7 @@ class World {
       Require(i < 10'000, "everybody is answered in the end");
       BeforeSleep();
       CheckState();
-      if (queue_.NextDue() != kMaxInstant) now_ = std::max(now_, FineInstant{queue_.NextDue()});
+      if (NextDue() != kMaxInstant) now_ = std::max(now_, FineInstant{NextDue()});
     }
   }
 
@@ -199,6 +199,14 @@ class World {
   };
 
   Instant now() const { return ToInstant(now_); }
+  FineTick fine_tick() const { return FineTick{now_.time_since_epoch() + set_back_}; }
+  Tick tick() const { return ToTick(fine_tick()); }
+  // By the wall clock; rounded up, as a deadline is.
+  Instant NextDue() const {
+    if (queue_.empty()) return queue_.NextDue();
+    const FineInstant time_out{queue_.NextTimeOut().time_since_epoch() - set_back_};
+    return std::min(queue_.NextDue(), std::chrono::ceil<Millis>(time_out));
+  }
   static bool IsLive(const Told* told, Instant now) { return told != nullptr && now <= told->end; }
   Told* ToldTo(size_t key, std::string_view owner) {
     const auto found = told_.at(key).find(owner);
@@ -295,7 +303,7 @@ class World {
     if (!admission.busy() || request.wait == Millis{0}) return;
 
     const auto olders = queue_.FindWaiters(names, request.owner);
-    auto waiter = std::make_unique<Parked>(request, now(), now() + request.wait);
+    auto waiter = std::make_unique<Parked>(request, tick(), tick() + request.wait);
     waiter->keys = keys;
     waiter->arrival = ++arrivals_;
     waiter->was_upgrade = upgrade;
@@ -469,7 +477,7 @@ class World {
   void PassTime() {
     constexpr std::array<int64_t, 6> kMicros = {1, 400, 1'000, 7'000, 90'000, 40'000'000};
     const size_t how = in_.Byte() % (kMicros.size() + 2);
-    const Instant due = queue_.NextDue();
+    const Instant due = NextDue();
     if (how < kMicros.size()) {
       now_ += Micros{kMicros.at(how)};
     } else if (due != kMaxInstant) {
@@ -484,7 +492,9 @@ class World {
     for (auto& told : told_) {
       std::erase_if(told, [&](const auto& entry) { return entry.second.closes < now(); });
     }
-    now_ -= Micros{static_cast<int64_t>(in_.Byte()) * 200};
+    const Micros step{static_cast<int64_t>(in_.Byte()) * 200};
+    now_ -= step;
+    set_back_ += step;
   }
 
   // --- Carrying out
@@ -601,8 +611,8 @@ class World {
   }
 
   void BeforeSleep() {
-    while (WaitQueue::Waiter* waiter = queue_.FirstTimedOut(now())) {
-      Require(waiter->deadline() <= now(), "nobody times out too early");
+    while (WaitQueue::Waiter* waiter = queue_.FirstTimedOut(tick())) {
+      Require(waiter->deadline() <= tick(), "nobody times out too early");
       Leave(static_cast<Parked&>(*waiter));
     }
     for (int lines = 0; WaitQueue::Line* line = queue_.FirstWoken(now()); ++lines) {
@@ -678,7 +688,7 @@ class World {
 
   void CheckWaiting() {
     for (const auto& waiter : parked_) {
-      Require(waiter->deadline() > now() && queue_.NextDue() <= waiter->deadline(),
+      Require(waiter->deadline() > tick() && queue_.NextTimeOut() <= waiter->deadline(),
               "a time-out is due");
       std::vector<Site> sites;
       bool holds = false;
@@ -733,6 +743,7 @@ class World {
 
   Input in_;
   FineInstant now_{Micros{1'700'000'000'000'000}};
+  Micros set_back_{0};  // so much the wall clock was
   Grace grace_ = Grace::kOver;
   Node primary_;
   Node replica_;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "support/aof.h"
+#include "support/clock.h"
 #include "support/eventually.h"
 #include "support/lock_test.h"
 #include "support/resp3.h"
@@ -227,6 +228,33 @@ TEST_F(ExitsTest, EachHasItsOwnTime) {
   EXPECT_EQ(LineOf(client_, "job"), Owners{"third"});
   Release("job", "alice");
   EXPECT_TRUE(third.Read().IsInteger());
+}
+
+// Leases follow the wall clock, waits do not.
+TEST(SteppedClockTest, AWaitIsAsLongAsItWasAskedFor) {
+  constexpr int64_t kHour = 60 * kMinute;
+  ClockShift clock;
+  const Server server({.environment = clock.environment()});
+  Client client = server.Connect();
+  for (const int64_t ahead : {-kHour, kHour}) {
+    SCOPED_TRACE(ahead);
+    MustAcquire(client, "job", "alice", 5 * kHour);
+    const auto asked = Clock::now();
+    Waiter bob(server, "job", "bob", {.wait_ms = 400});
+    Waiter carol(server, "job", "carol");
+    clock.Set(Milliseconds{ahead}, client);
+    const Reply info = client.Do("LOCK.INFO", "job");
+    for (const Reply& place : info.Field("line").elements) {
+      EXPECT_LT(place.Field("waited-ms").integer, kHour);
+      EXPECT_LT(place.Field("left-ms").integer, kHour);
+    }
+    EXPECT_EQ(bob.Read(), Reply::Nil());
+    EXPECT_GE(Clock::now() - asked, Milliseconds{400});
+    EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "alice"), Reply::Int(1));
+    EXPECT_TRUE(carol.Read().IsInteger());
+    EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "carol"), Reply::Int(1));
+  }
+  EXPECT_LT(std::stod(InfoField(client, "turnstile", "turnstile_wait_p999_ms")), kHour);
 }
 
 // The lease ends first, or the wait does, by a few milliseconds.

@@ -32,11 +32,15 @@ using Offered = WaitQueue::Offered;
 using Texts = std::vector<std::string>;
 
 constexpr Instant At(int64_t ms) { return Instant{Millis{ms}}; }
+constexpr Tick TickAt(int64_t ms) { return Tick{Millis{ms}}; }
 // Moments as numbers: failures are easier to read.
 constexpr int64_t Ms(Instant moment) { return moment.time_since_epoch().count(); }
+constexpr int64_t Ms(Tick tick) { return tick.time_since_epoch().count(); }
 
 constexpr Instant kNow = At(1'000);
 constexpr Instant kLate = At(1'000'000);
+constexpr Tick kTickNow = TickAt(Ms(kNow));
+constexpr Tick kLateTick = TickAt(Ms(kLate));
 constexpr Millis kLease{30};
 constexpr int64_t kNothingDue = Ms(kMaxInstant);
 constexpr int64_t kDueAtOnce = Ms(kMinInstant);
@@ -59,22 +63,22 @@ class WaitQueueTest : public testing::Test {
  protected:
   // A queue goes when nobody waits any more; and then nothing is left.
   void TearDown() override {
-    while (Waiter* waiter = queue_.FirstTimedOut(kMaxInstant)) queue_.Leave(*waiter);
+    while (Waiter* waiter = queue_.FirstTimedOut(kMaxTick)) queue_.Leave(*waiter);
     EXPECT_TRUE(queue_.empty());
     EXPECT_EQ(NextDue(), kNothingDue);
     EXPECT_TRUE(queue_.Locks(std::nullopt).empty());
   }
 
-  Waiter& NewCall(const AcquireRequest& request, Instant deadline = kLate) {
-    return calls_.emplace_back(request, kNow, deadline);
+  Waiter& NewCall(const AcquireRequest& request, Tick deadline = kLateTick) {
+    return calls_.emplace_back(request, kTickNow, deadline);
   }
-  Waiter& NewCall(Instant deadline = kLate) { return NewCall(Exclusive(), deadline); }
+  Waiter& NewCall(Tick deadline = kLateTick) { return NewCall(Exclusive(), deadline); }
 
   void EnterCall(Waiter& waiter, LockName lock, std::string_view owner) {
     queue_.Enter(waiter, std::span(&lock, 1), Owner{owner}, /*upgrade=*/false);
   }
 
-  Waiter& Enter(std::string_view owner, LockName lock, Instant deadline = kLate) {
+  Waiter& Enter(std::string_view owner, LockName lock, Tick deadline = kLateTick) {
     Waiter& waiter = NewCall(deadline);
     EnterCall(waiter, lock, owner);
     return waiter;
@@ -160,7 +164,8 @@ class WaitQueueTest : public testing::Test {
     return woken;
   }
 
-  int64_t NextDue() const { return Ms(queue_.NextDue()); }
+  // Both clocks show the same here.
+  int64_t NextDue() const { return std::min(Ms(queue_.NextDue()), Ms(queue_.NextTimeOut())); }
 
   // "ann waits for 0:b": one text a step.
   static Texts TextsOf(const std::vector<Step>& steps) {
@@ -181,7 +186,7 @@ class WaitQueueTest : public testing::Test {
   Texts CycleOf(std::string_view owner, LockName lock, std::optional<std::string_view> holder,
                 Instant now = kNow) {
     const bool is_new = queue_.Find(lock) == nullptr;
-    Waiter waiter(Exclusive(), kNow, kLate);
+    Waiter waiter(Exclusive(), kTickNow, kLateTick);
     EnterCall(waiter, lock, owner);
     if (is_new && holder.has_value()) SetHolder(lock, *holder);
     Texts texts = CycleOf(waiter, {}, now);
@@ -189,7 +194,7 @@ class WaitQueueTest : public testing::Test {
     return texts;
   }
   Texts CycleOf(std::string_view owner, const Locks& locks, const AcquireRequest& request) {
-    Waiter waiter(request, kNow, kLate);
+    Waiter waiter(request, kTickNow, kLateTick);
     queue_.Enter(waiter, locks, Owner{owner}, /*upgrade=*/false);
     Texts texts = CycleOf(waiter);
     queue_.Leave(waiter);
@@ -293,16 +298,16 @@ TEST_F(WaitQueueTest, BeginsEmpty) {
   EXPECT_EQ(queue_.Find(kA), nullptr);
   EXPECT_EQ(FindWaiter(kA, "ann"), nullptr);
   EXPECT_EQ(queue_.FirstWoken(kLate), nullptr);
-  EXPECT_EQ(queue_.FirstTimedOut(kLate), nullptr);
+  EXPECT_EQ(queue_.FirstTimedOut(kLateTick), nullptr);
   EXPECT_EQ(NextDue(), kNothingDue);
 }
 
 TEST_F(WaitQueueTest, KeepsTheOrderOfArrival) {
   // Neither names nor deadlines have a say.
-  Enter("dan", kA, At(3'000));
-  Enter("ann", kA, At(1'000));
-  Enter("cid", kA, At(4'000));
-  Enter("bob", kA, At(2'000));
+  Enter("dan", kA, TickAt(3'000));
+  Enter("ann", kA, TickAt(1'000));
+  Enter("cid", kA, TickAt(4'000));
+  Enter("bob", kA, TickAt(2'000));
   EXPECT_EQ(LineOf(kA), (Texts{"dan", "ann", "cid", "bob"}));
   EXPECT_EQ(queue_.size(), 4U);
   EXPECT_FALSE(queue_.empty());
@@ -416,7 +421,7 @@ TEST_F(WaitQueueTest, KeepsItsOwnCopyOfNames) {
 }
 
 TEST_F(WaitQueueTest, WaiterTellsWhatItAsksFor) {
-  Waiter waiter(Exclusive(Millis{1'234}), At(5), At(77));
+  Waiter waiter(Exclusive(Millis{1'234}), TickAt(5), TickAt(77));
   EXPECT_FALSE(waiter.in_line());
   EnterCall(waiter, kOtherA, "ann");
   EXPECT_TRUE(waiter.in_line());
@@ -452,7 +457,7 @@ TEST_F(WaitQueueTest, ManyLinesAndOwners) {
   };
   for (int place = 0; place < kEach; ++place) {
     for (int line = 0; line < kLines; ++line) {
-      Enter(owner(line, place), {line % 3, key(line)}, At(10'000 + line * kEach + place));
+      Enter(owner(line, place), {line % 3, key(line)}, TickAt(10'000 + line * kEach + place));
     }
   }
   EXPECT_EQ(queue_.size(), size_t{kLines} * kEach);
@@ -462,8 +467,8 @@ TEST_F(WaitQueueTest, ManyLinesAndOwners) {
     EXPECT_EQ(LineOf({line % 3, key(line)}), expected);
   }
   for (int due = 10'000; due < 10'000 + kLines * kEach; ++due) {
-    EXPECT_EQ(queue_.FirstTimedOut(At(due - 1)), nullptr);
-    Waiter* waiter = queue_.FirstTimedOut(At(due));
+    EXPECT_EQ(queue_.FirstTimedOut(TickAt(due - 1)), nullptr);
+    Waiter* waiter = queue_.FirstTimedOut(TickAt(due));
     ASSERT_NE(waiter, nullptr);
     queue_.Leave(*waiter);
   }
@@ -503,9 +508,9 @@ TEST_F(WaitQueueTest, TakeOverKeepsThePlace) {
 }
 
 TEST_F(WaitQueueTest, TakeOverBringsItsOwnTimesAndLease) {
-  Waiter older(Exclusive(Millis{10}), At(1), At(100));
-  Waiter newer(Exclusive(Millis{20}), At(50), At(150));
-  Waiter newest(Exclusive(Millis{30}), At(60), At(70));
+  Waiter older(Exclusive(Millis{10}), TickAt(1), TickAt(100));
+  Waiter newer(Exclusive(Millis{20}), TickAt(50), TickAt(150));
+  Waiter newest(Exclusive(Millis{30}), TickAt(60), TickAt(70));
   EnterCall(older, kA, "ann");
   queue_.TakeOver(newer, older);
   SettleAsBlocked(kA);
@@ -513,13 +518,13 @@ TEST_F(WaitQueueTest, TakeOverBringsItsOwnTimesAndLease) {
   EXPECT_EQ(newer.request().owner.bytes, "ann");
   EXPECT_EQ(Ms(newer.since()), 50);
   EXPECT_EQ(NextDue(), 150);
-  EXPECT_EQ(queue_.FirstTimedOut(At(149)), nullptr);
-  EXPECT_EQ(queue_.FirstTimedOut(At(150)), &newer);
+  EXPECT_EQ(queue_.FirstTimedOut(TickAt(149)), nullptr);
+  EXPECT_EQ(queue_.FirstTimedOut(TickAt(150)), &newer);
 
   queue_.TakeOver(newest, newer);  // an earlier deadline counts as well
   SettleAsBlocked(kA);
   EXPECT_EQ(NextDue(), 70);
-  EXPECT_EQ(queue_.FirstTimedOut(At(70)), &newest);
+  EXPECT_EQ(queue_.FirstTimedOut(TickAt(70)), &newest);
   EXPECT_EQ(queue_.size(), 1U);
   queue_.Leave(newest);
   EXPECT_TRUE(queue_.empty());
@@ -822,13 +827,13 @@ TEST_F(WaitQueueTest, TellsWhichLinesAreLongest) {
 }
 
 TEST_F(WaitQueueTest, TellsSinceWhenSomebodyWaits) {
-  Waiter& late = calls_.emplace_back(Exclusive(), kNow + Millis{5}, kLate);
+  Waiter& late = calls_.emplace_back(Exclusive(), kTickNow + Millis{5}, kLateTick);
   EnterCall(late, kA, "late");
-  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kNow + Millis{5});
+  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kTickNow + Millis{5});
   Waiter& early = Enter("early", kA);  // as one that asked elsewhere first, or took over a place
-  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kNow);
+  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kTickNow);
   queue_.Leave(early);
-  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kNow + Millis{5});
+  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kTickNow + Millis{5});
 }
 
 TEST_F(WaitQueueTest, TellsWhichLocksHaveALine) {
@@ -856,34 +861,34 @@ TEST_F(WaitQueueTest, TellsWhichLocksHaveALine) {
 // --- Time-outs, and what is due next ----------------------------------------------------------
 
 TEST_F(WaitQueueTest, TimeIsOverAtTheDeadline) {
-  Waiter& waiter = Enter("ann", kA, At(2'000));
-  EXPECT_EQ(queue_.FirstTimedOut(At(1'999)), nullptr);
-  EXPECT_EQ(queue_.FirstTimedOut(At(2'000)), &waiter);
-  EXPECT_EQ(queue_.FirstTimedOut(At(2'001)), &waiter);
+  Waiter& waiter = Enter("ann", kA, TickAt(2'000));
+  EXPECT_EQ(queue_.FirstTimedOut(TickAt(1'999)), nullptr);
+  EXPECT_EQ(queue_.FirstTimedOut(TickAt(2'000)), &waiter);
+  EXPECT_EQ(queue_.FirstTimedOut(TickAt(2'001)), &waiter);
   EXPECT_TRUE(waiter.in_line()) << "the caller takes it out";
   queue_.Leave(waiter);
-  EXPECT_EQ(queue_.FirstTimedOut(kLate), nullptr);
+  EXPECT_EQ(queue_.FirstTimedOut(kLateTick), nullptr);
 }
 
 TEST_F(WaitQueueTest, EarliestDeadlineFirst) {
-  Waiter& ann = Enter("ann", kA, At(2'002));
-  Waiter& bob = Enter("bob", kA, At(2'001));
-  Waiter& cid = Enter("cid", kOtherA, At(2'000));
-  EXPECT_EQ(queue_.FirstTimedOut(At(9'000)), &cid);
+  Waiter& ann = Enter("ann", kA, TickAt(2'002));
+  Waiter& bob = Enter("bob", kA, TickAt(2'001));
+  Waiter& cid = Enter("cid", kOtherA, TickAt(2'000));
+  EXPECT_EQ(queue_.FirstTimedOut(TickAt(9'000)), &cid);
   queue_.Leave(cid);
-  EXPECT_EQ(queue_.FirstTimedOut(At(9'000)), &bob);
-  EXPECT_EQ(queue_.FirstTimedOut(At(2'000)), nullptr);
+  EXPECT_EQ(queue_.FirstTimedOut(TickAt(9'000)), &bob);
+  EXPECT_EQ(queue_.FirstTimedOut(TickAt(2'000)), nullptr);
   queue_.Leave(bob);
-  EXPECT_EQ(queue_.FirstTimedOut(At(9'000)), &ann);
+  EXPECT_EQ(queue_.FirstTimedOut(TickAt(9'000)), &ann);
   queue_.Leave(ann);
-  EXPECT_EQ(queue_.FirstTimedOut(At(9'000)), nullptr);
+  EXPECT_EQ(queue_.FirstTimedOut(TickAt(9'000)), nullptr);
 }
 
 TEST_F(WaitQueueTest, SameDeadline) {
-  for (const char* owner : {"ann", "bob", "cid"}) Enter(owner, kA, At(2'000));
-  Enter("dan", kA, At(2'001));
+  for (const char* owner : {"ann", "bob", "cid"}) Enter(owner, kA, TickAt(2'000));
+  Enter("dan", kA, TickAt(2'001));
   Texts gone;
-  while (Waiter* waiter = queue_.FirstTimedOut(At(2'000))) {
+  while (Waiter* waiter = queue_.FirstTimedOut(TickAt(2'000))) {
     gone.emplace_back(waiter->request().owner.bytes);
     queue_.Leave(*waiter);
   }
@@ -893,9 +898,9 @@ TEST_F(WaitQueueTest, SameDeadline) {
 }
 
 TEST_F(WaitQueueTest, NextDueIsTheEarliestOfAll) {
-  Waiter& ann = Enter("ann", kA, At(5'000));
+  Waiter& ann = Enter("ann", kA, TickAt(5'000));
   EXPECT_EQ(NextDue(), 5'000);
-  Waiter& bob = Enter("bob", kB, At(4'000));
+  Waiter& bob = Enter("bob", kB, TickAt(4'000));
   EXPECT_EQ(NextDue(), 4'000);
   SetHolder(kA, "cid", At(3'000));
   EXPECT_EQ(NextDue(), 3'001);
@@ -1392,7 +1397,7 @@ TEST_F(WaitQueueTest, TakeOverOfSeveralPlaces) {
   Enter("bob", kA);
   Enter("bob", kB);
   TakeWoken(kNow);
-  Waiter& newer = NewCall(Limit(7), At(5'000));
+  Waiter& newer = NewCall(Limit(7), TickAt(5'000));
   queue_.TakeOver(newer, older);
   EXPECT_FALSE(older.in_line());
   EXPECT_EQ(newer.size(), 2U);
@@ -1402,7 +1407,7 @@ TEST_F(WaitQueueTest, TakeOverOfSeveralPlaces) {
   EXPECT_EQ(LineOf(kB), (Texts{"ann", "bob"}));
   EXPECT_EQ(&queue_.Find(kB)->first()->waiter(), &newer);
   EXPECT_EQ(TakeWoken(kNow), (Texts{"0:a", "0:b"}));
-  EXPECT_EQ(queue_.FirstTimedOut(At(5'000)), &newer);
+  EXPECT_EQ(queue_.FirstTimedOut(TickAt(5'000)), &newer);
   queue_.Leave(newer);
   EXPECT_EQ(LineOf(kA), (Texts{"zoe", "bob"}));
   EXPECT_EQ(LineOf(kB), (Texts{"bob"}));
@@ -1705,8 +1710,8 @@ bool Everything(LockName /*lock*/) { return true; }
 
 TEST(DescribeCycle, AsTheContractSaysIt) {
   WaitQueue queue;
-  Waiter one(Exclusive(), kNow, kLate);
-  Waiter two(Exclusive(), kNow, kLate);
+  Waiter one(Exclusive(), kTickNow, kLateTick);
+  Waiter two(Exclusive(), kTickNow, kLateTick);
   queue.Enter(two, std::span(&kA, 1), Owner{"worker-2"}, /*upgrade=*/false);
   queue.SetHolder(kA, Mode::kExclusive, Owner{"worker-1"}, kLate, Company::kAlone);
   queue.Enter(one, std::span(&kB, 1), Owner{"worker-1"}, /*upgrade=*/false);
@@ -1808,8 +1813,8 @@ TEST_F(WaitQueueTest, NothingIsLeftOfThoseWhoWent) {
   EnterHeld("somebody", {0, "busy"}, "holder");  // the queue never gets empty
   const int64_t before = Allocated();
   for (int i = 0; i < 20'000; ++i) {
-    Waiter waiter(Exclusive(kLease), kNow, kLate);
-    Waiter newer(Exclusive(kLease), kNow, kLate);
+    Waiter waiter(Exclusive(kLease), kTickNow, kLateTick);
+    Waiter newer(Exclusive(kLease), kTickNow, kLateTick);
     const std::string number = std::to_string(i);
     const std::string key = "the key of a lock that is used once: " + number;
     EnterCall(waiter, {0, key}, "a waiter that never comes back: " + number);

@@ -131,7 +131,7 @@ struct ModelHold {
 
 struct ModelWait {
   Ask ask;
-  int64_t deadline;
+  int64_t deadline;  // as if the clock had never gone back
 };
 
 enum class Stored { kNothing, kLock, kPlain };
@@ -179,6 +179,7 @@ class Model {
 
   std::vector<ModelLock> locks;
   std::map<int, ModelWait> waits;  // by call
+  int64_t set_back = 0;            // so much the wall clock was
   int64_t last_token = 0;
 
   ModelLock& At(int key) { return locks[Index(key)]; }
@@ -196,7 +197,8 @@ class Model {
     if (ask.wait == 0) return {Reply::kNull, outcome, 0, {}};
 
     const std::vector<int> olders = FindOverlapping(ask);
-    ModelWait& wait = waits.emplace(ask.call, ModelWait{ask, now + ask.wait}).first->second;
+    ModelWait& wait =
+        waits.emplace(ask.call, ModelWait{ask, now + set_back + ask.wait}).first->second;
     if (olders.size() == 1 && IsForTheSame(waits.at(olders[0]).ask, ask)) {
       ModelWait& older = waits.at(olders[0]);
       const auto exchange = [this](ModelWait& from, ModelWait& to) {
@@ -318,7 +320,7 @@ class Model {
   std::vector<int> TimeOut(int64_t now) {
     std::vector<int> calls;
     for (const auto& [call, wait] : waits) {
-      if (wait.deadline <= now) calls.push_back(call);
+      if (wait.deadline <= now + set_back) calls.push_back(call);
     }
     for (const int call : calls) Leave(call);
     return calls;
@@ -372,7 +374,7 @@ class Model {
         if (hold.KeepsOut(now)) due = std::min(due, hold.closes() + 1);
       }
     }
-    for (const auto& [call, wait] : waits) due = std::min(due, wait.deadline);
+    for (const auto& [call, wait] : waits) due = std::min(due, wait.deadline - set_back);
     return due;
   }
 
@@ -648,7 +650,7 @@ int64_t FromMoment(Instant moment) {
 class Edge {
  public:
   struct Parked : WaitQueue::Waiter {
-    Parked(const Ask& ask, const AcquireRequest& request, Instant now)
+    Parked(const Ask& ask, const AcquireRequest& request, Tick now)
         : Waiter(request, now, now + request.wait), asked(ask), arrival(ask.call) {}
     Ask asked;
     int arrival;               // of the place: a call that takes it over inherits it
@@ -671,6 +673,7 @@ class Edge {
   }
 
   WaitQueue queue;
+  Millis set_back{0};  // so much the wall clock was
   TokenClock clock;
   std::vector<Slot> slots;
   std::vector<Token> highest;  // ever granted, by key
@@ -732,7 +735,7 @@ class Edge {
 
     const std::vector<WaitQueue::Waiter*> olders = queue.FindWaiters(locks, request.owner);
     auto& waiter = parked[ask.call];
-    waiter = std::make_unique<Parked>(ask, request, now);
+    waiter = std::make_unique<Parked>(ask, request, TickOf(now));
     std::vector<int> unblocked;
     for (const auto* older : olders) {
       unblocked.push_back(static_cast<const Parked*>(older)->asked.call);
@@ -823,6 +826,13 @@ class Edge {
 
   // --- What the event loop does before it sleeps
 
+  Tick TickOf(Instant now) const { return Tick{now.time_since_epoch() + set_back}; }
+
+  Instant NextDue() const {
+    if (queue.empty()) return queue.NextDue();
+    return std::min(queue.NextDue(), Instant{queue.NextTimeOut().time_since_epoch() - set_back});
+  }
+
   void Leave(int call) {
     queue.Leave(*parked.at(call));
     parked.erase(call);
@@ -830,8 +840,8 @@ class Edge {
 
   std::vector<int> TimeOut(Instant now) {
     std::vector<int> calls;
-    Instant last = kMinInstant;
-    while (WaitQueue::Waiter* waiter = queue.FirstTimedOut(now)) {
+    Tick last{};
+    while (WaitQueue::Waiter* waiter = queue.FirstTimedOut(TickOf(now))) {
       EXPECT_LE(last, waiter->deadline()) << "not in the order of the deadlines";
       last = waiter->deadline();
       calls.push_back(static_cast<Parked*>(waiter)->asked.call);
@@ -1217,7 +1227,7 @@ class History {
     if (!OneIn(8)) return;
     const int left = model_.FindLeftWaiting(now_ms());
     if (left != 0) {
-      EXPECT_LE(edge_.queue.NextDue(), now()) << "nobody will look after call " << left;
+      EXPECT_LE(edge_.NextDue(), now()) << "nobody will look after call " << left;
     }
     if (!strangers_) {
       EXPECT_FALSE(model_.HasDeadlock(now_ms())) << "a missed deadlock";
@@ -1550,7 +1560,10 @@ class History {
       model_.TakeOutOverdue(key, now_ms());
     }
     BeforeSleep();
-    now_us_ -= static_cast<int64_t>(Below(30 * kMilli));
+    const auto step = static_cast<int64_t>(Below(30));
+    now_us_ -= step * kMilli;
+    model_.set_back += step;
+    edge_.set_back += Millis{step};
     Count(kClockWentBack);
   }
 
@@ -1575,7 +1588,8 @@ class History {
   void TimeOut() {
     const std::vector<int> calls = model_.TimeOut(now_ms());
     for (const int call : calls) {
-      if (edge_.parked.at(call)->deadline() == now()) Count(kTimedOutToTheMillisecond);
+      if (edge_.parked.at(call)->deadline() == edge_.TickOf(now()))
+        Count(kTimedOutToTheMillisecond);
       ExpectOneAnswer(call);
       Count(kTimedOut);
     }
@@ -1600,7 +1614,7 @@ class History {
       if (granted > 1) Count(kSeveralHandedOverTogether);
     }
     EXPECT_EQ(model_.FindLeftWaiting(now_ms()), 0) << "it waits though nothing keeps it out";
-    EXPECT_EQ(FromMoment(edge_.queue.NextDue()), model_.NextDue(now_ms()));
+    EXPECT_EQ(FromMoment(edge_.NextDue()), model_.NextDue(now_ms()));
   }
 
   void CountTurn(const Ask& ask, const Turn& turn) {
@@ -1706,7 +1720,7 @@ class History {
       if (place == nullptr) return false;
       const auto& waiter = static_cast<const Edge::Parked&>(place->waiter());
       if (!waiter.in_line() || waiter.asked.call != wait->ask.call) return false;
-      if (FromMoment(waiter.deadline()) != wait->deadline) return false;
+      if (waiter.deadline().time_since_epoch().count() != wait->deadline) return false;
       place = place->behind();
     }
     return place == nullptr;
@@ -1752,7 +1766,8 @@ class History {
     EXPECT_TRUE(edge_.queue.empty());
     EXPECT_EQ(edge_.queue.NextDue(), kMaxInstant);
     EXPECT_EQ(edge_.queue.FirstWoken(kMaxInstant), nullptr);
-    EXPECT_EQ(edge_.queue.FirstTimedOut(kMaxInstant), nullptr);
+    EXPECT_EQ(edge_.queue.NextTimeOut(), kMaxTick);
+    EXPECT_EQ(edge_.queue.FirstTimedOut(kMaxTick), nullptr);
     EXPECT_TRUE(edge_.queue.Locks(std::nullopt).empty());
     for (int owner = 0; owner < owners_; ++owner) {
       EXPECT_FALSE(edge_.queue.MayBeWaitedFor(edge_.OwnerOf(owner)));

@@ -105,10 +105,12 @@ std::span<const std::string_view> CommandLog::Read(size_t index, Words& words) c
 }
 
 struct Server::Parked : WaitQueue::Waiter {
-  Parked(const Call& asked, const AcquireRequest& request, FineInstant now)
-      : Waiter(request, ToInstant(now), std::chrono::ceil<Millis>(now + request.wait)),
-        call(asked) {}
+  Parked(const Call& asked, const AcquireRequest& request, FineTick now)
+      : Waiter(request, ToTick(now), std::chrono::ceil<Millis>(now + request.wait)),
+        call(asked),
+        came(now) {}
   Call call;
+  FineTick came;
 };
 
 Server::~Server() {
@@ -457,7 +459,7 @@ void Server::Load(const Copy& copy) {
 
 // --- What clients ask -------------------------------------------------------------------------
 
-void Server::Handle(const Call& call, FineInstant now) {
+void Server::Handle(const Call& call, FineInstant now, FineTick tick) {
   const ArenaScope arena;
   const Instant moment = ToInstant(now);
   if (!is_primary_) {
@@ -468,7 +470,7 @@ void Server::Handle(const Call& call, FineInstant now) {
   for (const uint32_t lock : LocksOf(call)) Open(lock, moment);
   switch (call.verb) {
     case Verb::kAcquire:
-      return Acquire(call, now);
+      return Acquire(call, now, tick);
     case Verb::kRelease:
       return ReleaseAll(call, moment);
     case Verb::kTouch:
@@ -484,7 +486,7 @@ Crowd Server::AheadOfNewcomer(uint32_t lock, const AcquireRequest& request, Inst
   return line == nullptr ? Crowd() : line->Ahead(IsUpgrade(PlaceOf(lock), request, now));
 }
 
-void Server::Acquire(const Call& call, FineInstant now) {
+void Server::Acquire(const Call& call, FineInstant now, FineTick tick) {
   const Instant moment = ToInstant(now);
   const AcquireRequest request = RequestOf(call);
   Sites sites;
@@ -503,39 +505,38 @@ void Server::Acquire(const Call& call, FineInstant now) {
     reply.answer = Answer::kToken;
     reply.token = static_cast<int64_t>(admission.token.value);
   } else if (admission.busy() && request.wait > Millis{0}) {
-    return Park(call, request, now);
+    return Park(call, request, moment, tick);
   } else if (admission.busy()) {
     reply.answer = Answer::kNull;
   }
   replies_.push_back(reply);
 }
 
-void Server::Park(const Call& call, const AcquireRequest& request, FineInstant now) {
-  const Instant moment = ToInstant(now);
+void Server::Park(const Call& call, const AcquireRequest& request, Instant now, FineTick tick) {
   std::array<LockName, kLocks> names;
   for (size_t i = 0; i < call.count; ++i) names[i] = LockNameOf(call.locks[i]);
   const auto locks = std::span(names).first(call.count);
   const std::vector<WaitQueue::Waiter*> olders = queue_.FindWaiters(locks, request.owner);
-  auto parked = std::make_unique<Parked>(call, request, now);
+  auto parked = std::make_unique<Parked>(call, request, tick);
   if (olders.size() == 1 && WaitQueue::WaitsFor(*olders.front(), locks, request.mode)) {
     // It stands there in the order in which the older named the locks.
     parked->call.locks = static_cast<Parked*>(olders.front())->call.locks;
     queue_.TakeOver(*parked, *olders.front());
   } else {
     const bool may_close_cycle = queue_.MayBeWaitedFor(request.owner);
-    const bool upgrade = call.count == 1 && IsUpgrade(PlaceOf(call.locks[0]), request, moment);
+    const bool upgrade = call.count == 1 && IsUpgrade(PlaceOf(call.locks[0]), request, now);
     queue_.Enter(*parked, locks, request.owner, upgrade);
     for (size_t i = 0; i < call.count; ++i) {
-      if (queue_.Find(locks[i])->size() == 1) LookAtHolders(call.locks[i], moment);
+      if (queue_.Find(locks[i])->size() == 1) LookAtHolders(call.locks[i], now);
     }
-    if (may_close_cycle && !queue_.FindCycle(*parked, olders, moment).empty()) {
+    if (may_close_cycle && !queue_.FindCycle(*parked, olders, now).empty()) {
       queue_.Leave(*parked);
       replies_.push_back(
           {.call = call.number, .connection = call.connection, .answer = Answer::kError});
       return;
     }
   }
-  held_back_ = held_back_ || GraceAt(moment) == Grace::kOn;
+  held_back_ = held_back_ || GraceAt(now) == Grace::kOn;
   for (WaitQueue::Waiter* older : olders) {
     superseded_.push_back(static_cast<Parked*>(older));
     std::erase(parked_, superseded_.back());
@@ -634,10 +635,10 @@ Instant Server::NextDue() const {
   return due;
 }
 
-void Server::Turn(FineInstant now) {
+void Server::Turn(FineInstant now, FineTick tick) {
   const ArenaScope arena;
   const Instant moment = ToInstant(now);
-  TimeOut(moment);
+  TimeOut(ToTick(tick));
   in_flight_.clear();
   if (!is_primary_) return;
   Issuing(now);
@@ -653,7 +654,7 @@ void Server::Turn(FineInstant now) {
   Settle(now);
 }
 
-void Server::TimeOut(Instant now) {
+void Server::TimeOut(Tick now) {
   while (!superseded_.empty()) Send(*superseded_.back(), Reply{.answer = Answer::kError});
   while (WaitQueue::Waiter* waiter = queue_.FirstTimedOut(now)) {
     Send(*static_cast<Parked*>(waiter), Reply{.answer = Answer::kNull});
@@ -720,8 +721,8 @@ WaitQueue::Offered Server::Offer(Parked& parked, LockName here, const Crowd& ahe
     if (is_here) here_at = i;
     sites[i] = {PlaceOf(parked.call.locks[i]), is_here ? ahead : parked.AheadOf(i)};
   }
-  const Admission admission = Decide(std::span(sites).first(parked.size()), request, now,
-                                     Issuing(now), GraceAt(moment));
+  const Admission admission =
+      Decide(std::span(sites).first(parked.size()), request, now, Issuing(now), GraceAt(moment));
   if (admission.busy()) {
     held_back_ = held_back_ || admission.outcome == Outcome::kGrace;
     if (!IsBlocked(sites[here_at], request, moment)) return WaitQueue::Offered::kBlockedElsewhere;
@@ -758,8 +759,8 @@ bool Server::LeavesSomebodyWaiting(FineInstant now) {
     for (size_t i = 0; i < parked->size(); ++i) {
       const Place place = PlaceOf(parked->call.locks[i]);
       sites[i] = {place, parked->AheadOf(i)};
-      holds = holds ||
-              (place.lock != nullptr && place.lock->Find(parked->request().owner).has_value());
+      holds =
+          holds || (place.lock != nullptr && place.lock->Find(parked->request().owner).has_value());
     }
     if (holds) continue;
     const Admission admission = Decide(std::span(sites).first(parked->size()), parked->request(),
@@ -767,6 +768,12 @@ bool Server::LeavesSomebodyWaiting(FineInstant now) {
     if (admission.granted()) return true;
   }
   return false;
+}
+
+bool Server::KeepsSomebodyTooLong(FineTick now) const {
+  return std::any_of(parked_.begin(), parked_.end(), [&](const Parked* parked) {
+    return parked->came + parked->call.wait + Millis{1} < now;
+  });
 }
 
 bool Server::IsQueueClean() const {

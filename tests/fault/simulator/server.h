@@ -107,7 +107,7 @@ class Server {
 
   // --- What clients do
 
-  void Handle(const Call& call, FineInstant now);
+  void Handle(const Call& call, FineInstant now, FineTick tick);
   void ConnectionClosed(uint32_t connection);
   // The answer to this call, which waited, did not reach its client, and the server knows.
   void NotDelivered(uint32_t call);
@@ -122,9 +122,11 @@ class Server {
   // --- What the server does by itself
 
   // Whatever is due, as before the event loop sleeps.
-  void Turn(FineInstant now);
-  // When a turn has something to do; kMaxInstant if nothing is due.
+  void Turn(FineInstant now, FineTick tick);
+  // When a turn has something to do; kMaxInstant if nothing is due,
   Instant NextDue() const;
+  // but for those who have waited long enough; kMaxTick if nobody waits.
+  Tick NextTimeOut() const { return queue_.NextTimeOut(); }
 
   bool is_primary() const { return is_primary_; }
   // Issues from its next turn on, as after a start or a promotion; or has done so for long.
@@ -153,6 +155,8 @@ class Server {
 
   // Somebody waits though nothing keeps it from its lock, and nobody will look after it.
   bool LeavesSomebodyWaiting(FineInstant now);
+  // Somebody waits for longer than it asked to.
+  bool KeepsSomebodyTooLong(FineTick now) const;
   // Nothing is left of those who waited.
   bool IsQueueClean() const;
   // What cannot be, if anything of that happened.
@@ -176,8 +180,8 @@ class Server {
   };
   using Sites = std::array<Site, kLocks>;
 
-  void Acquire(const Call& call, FineInstant now);
-  void Park(const Call& call, const AcquireRequest& request, FineInstant now);
+  void Acquire(const Call& call, FineInstant now, FineTick tick);
+  void Park(const Call& call, const AcquireRequest& request, Instant now, FineTick tick);
   void ReleaseAll(const Call& call, Instant now);
   void TouchAll(const Call& call, Instant now);
   void Fence(const Call& call, Instant now);
@@ -208,7 +212,7 @@ class Server {
   void ObeyFact(Args args);
   void ObeyRelease(Args args);
 
-  void TimeOut(Instant now);
+  void TimeOut(Tick now);
   void TakeBack(const Grant& grant, Instant now);
   void EndSessions(Instant now);
   void Settle(FineInstant now);

@@ -186,8 +186,8 @@ void Simulator::ChooseDisasters() {
   constexpr std::array kLossless = {kRestartWithAof, kRestartWithAof, kFailover, kFailover,
                                     kPlannedFailover};
   constexpr std::array kLossy = {kRestartWithCutAof, kRestartWithRdb, kRestartWithNothing,
-                                 kFailover, kFailover, kPlannedFailover};
-  constexpr std::array kOther = {kCutLink, kPauseServer, kDelete, kFlush,
+                                 kFailover,          kFailover,       kPlannedFailover};
+  constexpr std::array kOther = {kCutLink, kPauseServer, kDelete,   kFlush,
                                  kSet,     kRename,      kStepClock};
   const auto count = random_.Below(4);
   for (uint32_t i = 0; i < count; ++i) {
@@ -347,19 +347,6 @@ int64_t Simulator::TokenOf(const Operation& op) const {
   return token;
 }
 
-// Whether a call of the owner whose answer was lost may have set a lease that a step of the clock
-// has cut.
-bool Simulator::MayBeCutShort(const Operation& op) const {
-  const bool lost = std::any_of(
-      history_.operations.begin(), history_.operations.end(), [&](const Operation& other) {
-        return other.lock == op.lock && other.owner == op.owner && other.lease > 0 &&
-               other.answer == Answer::kLost && other.sent >= op.sent;
-      });
-  return lost && std::any_of(history_.marks.begin(), history_.marks.end(), [](const Mark& mark) {
-           return mark.kind == Mark::Kind::kStep && mark.amount > 0;
-         });
-}
-
 // What the checker cannot know.
 bool Simulator::IsExcused(const Violation& violation) const {
   if (violation.operations.size() != 2) return false;
@@ -376,19 +363,20 @@ bool Simulator::IsExcused(const Violation& violation) const {
     // With older data a hold may come back that its owner had lost by a closed connection and asks
     // for again. Only what the token guards is safe from it.
     const Operation& older = TokenOf(first) < TokenOf(second) ? first : second;
-    return MayBeCutShort(first) || std::any_of(history_.marks.begin(), history_.marks.end(), [&](const Mark& mark) {
+    return std::any_of(history_.marks.begin(), history_.marks.end(), [&](const Mark& mark) {
       return mark.kind == Mark::Kind::kLossy && mark.begin <= older.sent;
     });
   }
   if (violation.check == "C2" && second.answer == Answer::kYes) {
     // An owner that asked again and never heard of it may have a new hold. One that held several
     // locks may have one of them in the place of another.
-    return renamed_onto_[second.lock] || std::any_of(
-        history_.operations.begin(), history_.operations.end(), [&](const Operation& other) {
-          return other.verb == Verb::kAcquire && other.answer == Answer::kLost && other.retry &&
-                 other.owner == second.owner && other.lock == second.lock &&
-                 other.sent <= second.sent;
-        });
+    return renamed_onto_[second.lock] ||
+           std::any_of(history_.operations.begin(), history_.operations.end(),
+                       [&](const Operation& other) {
+                         return other.verb == Verb::kAcquire && other.answer == Answer::kLost &&
+                                other.retry && other.owner == second.owner &&
+                                other.lock == second.lock && other.sent <= second.sent;
+                       });
   }
   return false;
 }
@@ -462,8 +450,8 @@ void Simulator::ChooseRequest(Client& client) {
     call.mode = Mode::kLimit;
     call.limit = random_.OneIn(8) ? static_cast<uint32_t>(random_.Between(1, 3)) : limits_[first];
   }
-  call.lease = Millis{
-      std::max(random_.Between(1, longest_lease_), random_.Between(1, longest_lease_))};
+  call.lease =
+      Millis{std::max(random_.Between(1, longest_lease_), random_.Between(1, longest_lease_))};
   if (!random_.OneIn(3)) call.wait = Millis{random_.Between(1, longest_wait_)};
   if (longest_linger_ > 0 && random_.OneIn(2)) {
     call.linger = Millis{random_.Between(1, longest_linger_)};
@@ -610,8 +598,8 @@ void Simulator::TakeReply(size_t number, const Reply& reply) {
   Record(client, answer, reply.token);
   constexpr int kMostTries = 3;
   if (answer == Answer::kError) {
-    if (!nodes_[connections_[client.connection].server].server->is_primary()) Close(number);
     if (client.doing == Doing::kUsing) client.doing = Doing::kHolding;
+    if (!nodes_[connections_[client.connection].server].server->is_primary()) Close(number);
     if (client.doing != Doing::kHolding && client.tries >= kMostTries) {
       client.doing = Doing::kIdle;
     }
@@ -727,7 +715,7 @@ void Simulator::Arrive(const Event& event) {
     Push(node.paused_until, event.what, event.who, event.number);
     return;
   }
-  node.server->Handle(call, WallOf(connection.server));
+  node.server->Handle(call, WallOf(connection.server), TickNow());
   // Others may arrive in the same pass of the event loop.
   TurnAt(connection.server, now_ + (random_.OneIn(2) ? 0 : random_.Between(0, 200)));
 }
@@ -791,7 +779,7 @@ void Simulator::TurnAt(size_t node, Time at) {
 void Simulator::Turn(size_t number) {
   Node& node = nodes_[number];
   node.turn_at = kNever;
-  node.server->Turn(WallOf(number));
+  node.server->Turn(WallOf(number), TickNow());
   node.flushed = node.server->log().size();
   SendStream(number);
   SendReplies(number);
@@ -799,6 +787,9 @@ void Simulator::Turn(size_t number) {
   const Instant due = node.server->NextDue();
   if (due != kMaxInstant) {
     TurnAt(number, due == kMinInstant ? now_ : std::max(now_, TimeOf(number, due)));
+  }
+  if (const Tick due_tick = node.server->NextTimeOut(); due_tick != kMaxTick) {
+    TurnAt(number, std::max(now_, ToTime(due_tick.time_since_epoch())));
   }
 }
 
@@ -808,6 +799,8 @@ void Simulator::CheckServer(size_t number) {
   if (server.LeavesSomebodyWaiting(WallOf(number))) {
     Broken("C4", "somebody waits whom the grant rule admits, and nobody will look after it");
   }
+  if (server.KeepsSomebodyTooLong(TickNow()))
+    Broken("C4", "somebody waits though its time is over");
 }
 
 void Simulator::SendStream(size_t number) {
@@ -1086,9 +1079,7 @@ void Simulator::Promote(size_t number) {
     Note(Mark::Kind::kStep, kAllLocks, crashed_at_, now_, skew, "another server's clock");
   }
   const Time grace_end = now_ + ToTime(settings_.grace) + 3 * kMillisecond;
-  Note(Mark::Kind::kUnavailable, kAllLocks, crashed_at_,
-       skew < 0 ? std::max(grace_end, now_ - skew + Longest()) : grace_end, 0,
-       "down, and in its grace");
+  Note(Mark::Kind::kUnavailable, kAllLocks, crashed_at_, grace_end, 0, "down, and in its grace");
   if (lost_writes_) Note(Mark::Kind::kLossy, kAllLocks, crashed_at_, now_, 0, "writes lost");
   primary_ = number;
   node.up = true;
@@ -1148,9 +1139,6 @@ void Simulator::StepClock(size_t number, Time amount) {
   Count(Thing::kClockSteps);
   nodes_[number].clock_offset += amount;
   Note(Mark::Kind::kStep, kAllLocks, now_, now_, amount, "clock");
-  if (amount < 0) {  // waits and lost holds last longer too
-    Note(Mark::Kind::kUnavailable, kAllLocks, now_, now_ - amount + Longest(), 0, "clock set back");
-  }
   TurnAt(number, now_);
 }
 

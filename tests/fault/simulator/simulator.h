@@ -193,8 +193,8 @@ class Simulator {
     Time paused_until = 0;
     Time turn_at = kNever;
     Time clock_offset = 0;
-    size_t flushed = 0;  // so much of its log is in its AOF and on its way to replicas
-    Server::Copy base;   // what its AOF begins with,
+    size_t flushed = 0;   // so much of its log is in its AOF and on its way to replicas
+    Server::Copy base;    // what its AOF begins with,
     size_t aof_from = 0;  // and where in the log it goes on
     std::optional<Server::Copy> rdb;
     int64_t unknown_until = 0;  // tokens up to this are in none of that
@@ -214,7 +214,6 @@ class Simulator {
   void Finish();
   std::vector<Violation> Judge();
   int64_t TokenOf(const Operation& op) const;
-  bool MayBeCutShort(const Operation& op) const;
   bool IsExcused(const Violation& violation) const;
   void Push(Time at, What what, size_t who, uint32_t number = 0, uint32_t generation = 0);
   void Broken(const char* check, const std::string& text);
@@ -248,6 +247,7 @@ class Simulator {
   // --- Servers
 
   FineInstant WallOf(size_t node) const;
+  FineTick TickNow() const { return FineTick{Micros{now_}}; }
   Time TimeOf(size_t node, Instant moment) const;
   void TurnAt(size_t node, Time at);
   void Turn(size_t node);

@@ -249,15 +249,20 @@ class Checker {
           break;
         case Verb::kFence:
           if (op.answer == Answer::kYes) CheckNotReplaced(i, op.token);
-          if (op.answer == Answer::kNo && rightful && op.token == known.token) {
+          if (op.answer == Answer::kNo && rightful && IsCurrent(op, known)) {
             Report("C2", "the token of a rightful holder was refused", {known.op, i});
           }
           break;
         case Verb::kWrite:
-          is_rightful_[i] = rightful && op.token == known.token;
+          is_rightful_[i] = rightful && IsCurrent(op, known);
           break;
       }
     }
+  }
+
+  // Whether the token that is shown is that of the hold. A touch does not tell what it touched.
+  bool IsCurrent(const Operation& op, const Known& known) const {
+    return op.token == known.token && !MayBeOlderData(ops_[known.op].sent, op.answered);
   }
 
   void Acquired(size_t i, bool rightful, Known& known) {
@@ -279,7 +284,7 @@ class Checker {
           !MayBeOlderData(ops_[known.op].sent, op.answered)) {
         Report("C6", "an owner that asked again got an older token", {known.op, i});
       }
-      if (rightful) {
+      if (rightful && !MayBeOlderData(ops_[known.op].sent, op.answered)) {
         Report("C6", "an owner that holds the lock and asked again got another token",
                {known.op, i});
       }

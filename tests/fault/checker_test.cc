@@ -108,6 +108,11 @@ TEST(CheckerTest, ATouchMakesTheHoldLonger) {
     EXPECT_EQ(ChecksOf({{first, Touched(1, 100, 101, 50, answer), Granted(2, 20, 500, 501)}, {}}),
               Checks{});
   }
+  // And a step of the clock cuts that.
+  const std::vector<Operation> lost = {first, Touched(1, 100, 101, 800, Answer::kLost),
+                                       Granted(2, 20, 600, 601)};
+  EXPECT_EQ(ChecksOf({lost, {}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({lost, {During(Mark::Kind::kStep, 300, 310, 350)}}), Checks{});
 }
 
 TEST(CheckerTest, SharersAndLimits) {
@@ -162,6 +167,14 @@ TEST(CheckerTest, TheServerRefusesNoRightfulHolder) {
     EXPECT_EQ(ChecksOf({{grant, refusal}, {During(Mark::Kind::kLossy, 100, 200)}}), Checks{});
   }
   EXPECT_EQ(ChecksOf({{grant, Touched(1, 997, 999, 1000, Answer::kNo)}, {}}), Checks{});
+}
+
+// A touch after a loss of writes may be of an older hold.
+TEST(CheckerTest, ATouchDoesNotTellTheToken) {
+  const std::vector<Operation> ops = {Granted(1, 10, 0, 1), Touched(1, 400, 401, 1000),
+                                      Shown(Verb::kFence, 1, 10, 500, Answer::kNo)};
+  EXPECT_EQ(ChecksOf({ops, {}}), Checks{"C2"});
+  EXPECT_EQ(ChecksOf({ops, {During(Mark::Kind::kLossy, 300, 310)}}), Checks{});
 }
 
 TEST(CheckerTest, NobodyWhoWasReplacedIsObeyed) {
@@ -223,6 +236,10 @@ TEST(CheckerTest, FreeLocksAreHandedOver) {
   ops.push_back(Op(Verb::kAcquire, 3, 50, 60, Answer::kLost));
   ops.back().lease = kSecond;
   EXPECT_EQ(ChecksOf({ops, {}}), Checks{});
+  // For longer, if the clock is set back meanwhile.
+  ops.back().lease = 100 * kMs;
+  EXPECT_EQ(ChecksOf({ops, {}}), Checks{"C4"});
+  EXPECT_EQ(ChecksOf({ops, {During(Mark::Kind::kStep, 90, 91, -450)}}), Checks{});
 }
 
 TEST(CheckerTest, FirstComeFirstServed) {
@@ -261,6 +278,9 @@ TEST(CheckerTest, AskingAgain) {
   EXPECT_EQ(ChecksOf({{first, Null(1, 100, 101)}, {}}), Checks{"C6"});
   EXPECT_EQ(ChecksOf({{first, Granted(1, 12, 1100, 1101)}, {}}), Checks{});
   EXPECT_EQ(ChecksOf({{first, Granted(1, 9, 1100, 1101)}, {}}), Checks{"C6"});
+  // Unless what was there before is back.
+  EXPECT_EQ(ChecksOf({{first, Granted(1, 9, 1100, 1101)}, {During(Mark::Kind::kLossy, 500, 510)}}),
+            Checks{});
   Operation stranger = Released(7, 100, 101);
   stranger.stranger = true;
   EXPECT_EQ(ChecksOf({{first, stranger}, {}}), Checks{"C6"});

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fault/network.h"
@@ -52,7 +53,7 @@ class DividedPair {
     }
     network_.Heal();
     if (strict) SetNeededReplicas(0);
-    AwaitLink();
+    round_.AwaitFollower(primary(), server(replica()));
   }
 
   // Requests do not arrive, or answers do not, or both. Nothing is lost, but some of it is late.
@@ -101,11 +102,12 @@ class DividedPair {
 
  private:
   testing::ServerOptions OptionsOf(int host) {
-    return {.args = {"--turnstile.failover-grace-ms", "150", "--turnstile.token-margin-ms", "5000",
-                     "--repl-diskless-sync", "no", "--repl-ping-replica-period", "1",
-                     // In the one case the servers wait until the network is back, in the other
-                     // they give up before and connect anew.
-                     "--repl-timeout", patient_ ? "60" : "2"},
+    Args args = kGraceOfShortLeases;
+    // In the one case the servers wait until the network is back, in the other they give up before
+    // and connect anew.
+    args.insert(args.end(), {"--repl-diskless-sync", "no", "--repl-ping-replica-period", "1",
+                             "--repl-timeout", patient_ ? "60" : "2"});
+    return {.args = std::move(args),
             .address = Network::AddressOf(host),
             .network_namespace = network_.NamespaceOf(host)};
   }
@@ -116,17 +118,7 @@ class DividedPair {
 
   void Follow() {
     server(replica()).Connect().Do("REPLICAOF", Network::AddressOf(primary_), primary().port());
-    AwaitLink();
-  }
-
-  void AwaitLink() {
-    const bool up = Eventually(
-        [&] {
-          Client client = server(replica()).Connect();
-          return testing::LinkIsUp(client);
-        },
-        kSynchronised);
-    round_.Expect(up, "C7", "the replica does not come to follow its primary");
+    round_.AwaitFollower(primary(), server(replica()));
   }
 
   void Cut(int host, int other, const std::string& whom) {
@@ -179,10 +171,7 @@ class DividedPair {
 
 void Partition(Round& round) {
   DividedPair pair(round);
-  Workload workload;
-  workload.longest_lease = 120 * kMillisecond;
-  workload.longest_linger = 20 * kMillisecond;
-  workload.sessions_end = false;
+  Workload workload = ShortLeases();
   workload.direct = false;
   round.Start(workload, pair.address());
   while (!round.over()) {

@@ -48,13 +48,7 @@ class Couple {
     AwaitLink();
   }
 
-  void AwaitLink() {
-    Client client = replica().Connect();
-    round_.Expect(
-        Eventually([&] { return InfoField(client, "replication", "master_link_status") == "up"; },
-                   kSynchronised),
-        "C7", "the replica does not come to follow its primary");
-  }
+  void AwaitLink() { round_.AwaitFollower(primary(), replica()); }
 
   void Swap() { primary_ = 1 - primary_; }
 
@@ -84,15 +78,10 @@ Args Synchronisation(Round& round) {
 
 // The replica hears nothing of the last grants, the primary dies, the replica is promoted.
 void LossyFailover(Round& round) {
-  Workload workload;
-  workload.longest_lease = 120 * kMillisecond;
-  workload.longest_linger = 20 * kMillisecond;
-  workload.sessions_end = false;
   Args args = Synchronisation(round);
-  args.insert(args.end(),
-              {"--turnstile.failover-grace-ms", "150", "--turnstile.token-margin-ms", "5000"});
+  args.insert(args.end(), kGraceOfShortLeases.begin(), kGraceOfShortLeases.end());
   Couple couple(round, args);
-  Driver& driver = round.Start(workload, couple.address());
+  Driver& driver = round.Start(ShortLeases(), couple.address());
   while (!round.over()) {
     round.LetWork(20 * kMillisecond, 400 * kMillisecond);
     const Mark lossy = round.Begin(Marked::kLossy, "a failover that loses writes");
@@ -116,9 +105,7 @@ void LossyFailover(Round& round) {
 // Nothing is lost, and nothing may be.
 void PlannedFailover(Round& round) {
   Couple couple(round, Synchronisation(round));
-  Workload workload;
-  workload.sessions_end = false;
-  Driver& driver = round.Start(workload, couple.address());
+  Driver& driver = round.Start(ForgetfulSessions(), couple.address());
   while (!round.over()) {
     round.LetWork(20 * kMillisecond, 300 * kMillisecond);
     Client client = couple.primary().Connect();
@@ -165,9 +152,7 @@ void KillReplica(Round& round) {
   const Args aof = testing::Aof(round.OneIn(2) ? "yes" : "no");
   args.insert(args.end(), aof.begin(), aof.end());
   Couple couple(round, args);
-  Workload workload;
-  workload.sessions_end = false;
-  Driver& driver = round.Start(workload, couple.address());
+  Driver& driver = round.Start(ForgetfulSessions(), couple.address());
   while (!round.over()) {
     round.LetWork(10 * kMillisecond, 200 * kMillisecond);
     switch (round.Below(5)) {

@@ -124,14 +124,14 @@ int ProcessClient::Main(int count, char** arguments) {
     Write({{op}, {}}, file);
     file.flush();
   };
-  // A grant that is under way when the process is killed has to be known of: a request is written
-  // down before it is sent, as lost, and once more when there is an answer.
+  // What is under way when the process is killed has to be known of: a request that changes
+  // something is written down before it is sent, as lost, and once more when there is an answer.
   const auto ask = [&](Verb verb, const testing::Command& command) {
     op.verb = verb;
     op.sent = Now();
     op.answer = Answer::kLost;
     op.answered = op.sent;
-    if (verb == Verb::kAcquire) record();
+    if (verb != Verb::kFence) record();
     const Reply reply = client.Do(command);
     op.answered = Now();
     op.answer = reply.IsNil()            ? Answer::kNull

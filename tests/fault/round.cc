@@ -7,6 +7,7 @@
 #include "support/eventually.h"
 #include "support/fleet.h"
 #include "support/lock_test.h"
+#include "support/ordeals.h"
 #include "support/waiting.h"
 
 namespace turnstile::fault {
@@ -21,7 +22,7 @@ using testing::Server;
 namespace {
 
 // For servers that have been healed, their grace and a full synchronisation included.
-constexpr Milliseconds kHealed{15000};
+constexpr Milliseconds kHealed{20000};
 constexpr Time kAfterHealing = 100 * kMillisecond;
 // What a server itself may keep: tables that grew, statistics by command and by error.
 constexpr int64_t kMemoryTolerance = int64_t{1} << 20;
@@ -75,6 +76,26 @@ std::vector<Violation> Round::TakeViolations() {
     for (Violation& violation : driver_->TakeViolations()) all.push_back(std::move(violation));
   }
   return all;
+}
+
+bool Round::AwaitFollower(const Server& primary, const Server& replica) {
+  const auto last_token = [](Client& client) {
+    const std::string token = InfoField(client, "turnstile", "turnstile_last_token");
+    return token.empty() ? int64_t{0} : std::stoll(token);
+  };
+  // Connections end when a role changes, so each look has one of its own.
+  const bool follows = Eventually(
+      [&] {
+        Client of_primary = primary.Connect();
+        Client of_replica = replica.Connect();
+        const int64_t token = last_token(of_primary);
+        return InfoField(of_replica, "replication", "master_port") ==
+                   std::to_string(primary.port()) &&
+               testing::LinkIsUp(of_replica) &&
+               Eventually([&] { return last_token(of_replica) >= token; });
+      },
+      kHealed);
+  return Expect(follows, "C7", "a server does not come to follow its primary");
 }
 
 void Round::CheckCopies(Client& primary, Client& replica) {
@@ -141,6 +162,23 @@ int64_t UsedMemory(Server& server) {
   Client client = server.Connect();
   return std::stoll(InfoField(client, "memory", "used_memory"));
 }
+
+Workload ForgetfulSessions() {
+  Workload workload;
+  workload.sessions_end = false;
+  return workload;
+}
+
+Workload ShortLeases() {
+  Workload workload = ForgetfulSessions();
+  workload.longest_lease = 120 * kMillisecond;
+  workload.longest_linger = 20 * kMillisecond;
+  return workload;
+}
+
+// With a margin that many failovers in a row do not add up to ten minutes.
+const std::vector<std::string> kGraceOfShortLeases = {"--turnstile.failover-grace-ms", "150",
+                                                      "--turnstile.token-margin-ms", "5000"};
 
 std::vector<Kind> AllKinds() {
   std::vector<Kind> all;

@@ -67,6 +67,10 @@ class Round {
 
   // --- Checks of servers (C7, C8), for when the clients are quiet
 
+  // A replica comes to follow its primary, and to know its clock: with a first copy it may hear of
+  // that only when the stream begins, up to a second after its link is up, and what it misses until
+  // then leads the wall clock by more than the margin.
+  bool AwaitFollower(const testing::Server& primary, const testing::Server& replica);
   // A replica comes to have what its primary has.
   void CheckCopies(testing::Client& primary, testing::Client& replica);
   // Locks of every kind are the same after `ordeal`: holders, tokens, ends of leases.
@@ -96,6 +100,12 @@ class Round {
 };
 
 int64_t UsedMemory(testing::Server& server);
+
+// Servers that forget which connection a hold belongs to.
+Workload ForgetfulSessions();
+// For losses of writes: no hold is as long as this grace.
+Workload ShortLeases();
+extern const std::vector<std::string> kGraceOfShortLeases;
 
 struct Kind {
   const char* name;

@@ -254,7 +254,9 @@ class Checker {
           }
           break;
         case Verb::kWrite:
-          is_rightful_[i] = rightful && IsCurrent(op, known);
+          // One whose hold came back with older data is rightful here, and rightly refused there.
+          is_rightful_[i] = rightful && IsCurrent(op, known) &&
+                            !MayBeOlderData(ops_[known.hold->op].sent, op.answered);
           break;
       }
     }

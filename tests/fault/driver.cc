@@ -118,7 +118,6 @@ class Driver::Peer {
     if (fd_ >= 0) return true;
     const Route route = driver_.CurrentRoute();
     by_half_ = half_ && route.half.port != 0;
-    fresh_ = true;
     at_ = redirected_ ? *redirected_ : by_half_ ? route.half : route.address;
     if (at_.port == 0) return false;
     fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -140,12 +139,14 @@ class Driver::Peer {
     epoll_ctl(driver_.epoll_, EPOLL_CTL_ADD, fd_, &event);
     watches_output_ = true;
     accepted_ = false;
+    alive_at_ = Now();
     const std::lock_guard guard(driver_.mutex_);
     ++driver_.traffic_.connections;
     return true;
   }
 
   void Send(const Command& command) {
+    asked_at_ = Now();
     if (ask_once_) {
       out_ += EncodeCommand({"ASKING"});
       ++skip_;
@@ -164,10 +165,10 @@ class Driver::Peer {
     ask_once_ = false;
   }
 
-  void Lose() {
-    Close();
-    OnLost();
-  }
+  void Lose() { Lose(Now()); }
+
+  // When the connection was there for the last time, as far as this client can know.
+  Time ended() const { return ended_; }
 
   // Whether the error sends the client elsewhere; then this connection is closed.
   bool Redirect(std::string_view error) {
@@ -207,6 +208,14 @@ class Driver::Peer {
   Time wake_ = 0;
 
  private:
+  // If the server has ended it, that was at any time since a request was sent that was answered:
+  // the answer may have been read late.
+  void Lose(Time last) {
+    ended_ = last;
+    Close();
+    OnLost();
+  }
+
   void Flush() {
     while (!out_.empty()) {
       const ssize_t size = send(fd_, out_.data(), out_.size(), MSG_NOSIGNAL);
@@ -226,7 +235,7 @@ class Driver::Peer {
     std::array<char, 16384> buffer;
     const ssize_t size = recv(fd_, buffer.data(), buffer.size(), 0);
     if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (size <= 0) return Lose();
+    if (size <= 0) return Lose(alive_at_);
     accepted_ = true;
     redisReaderFeed(reader_, buffer.data(), static_cast<size_t>(size));
     while (fd_ >= 0) {
@@ -238,7 +247,7 @@ class Driver::Peer {
       if (skip_ > 0) {
         --skip_;
       } else {
-        fresh_ = false;
+        alive_at_ = asked_at_;
         OnReply(*reply);
       }
     }
@@ -253,7 +262,9 @@ class Driver::Peer {
   Address at_;
   bool by_half_ = false;
   bool accepted_ = false;  // something has been received
-  bool fresh_ = true;      // it has not been answered yet
+  Time asked_at_ = 0;
+  Time alive_at_ = 0;
+  Time ended_ = 0;
   std::optional<Address> redirected_;
   bool ask_once_ = false;
   int skip_ = 0;  // answers to ASKING
@@ -429,14 +440,14 @@ class Driver::Worker : public Peer {
 
   // Leaves what it holds to itself. The lease ends that, or sooner the end of this connection.
   void Forget() {
-    if (hold_ && hold_->session && hold_->token != 0) RecordClose(Answer::kLost);
+    if (hold_ && hold_->session && hold_->token != 0) RecordClose(Answer::kLost, Now());
     hold_.reset();
   }
 
-  void RecordClose(Answer answer) {
+  void RecordClose(Answer answer, Time sent) {
     Operation op = Prepared(Verb::kClose);
-    op.sent = Now();
-    op.answered = op.sent + kCloseNoticed;
+    op.sent = sent;
+    op.answered = Now() + kCloseNoticed;
     op.answer = answer;
     RecordForEach(op);
   }
@@ -587,7 +598,8 @@ class Driver::Worker : public Peer {
     wake_ = now + kBeforeReconnecting;
     if (!hold_) return;
     if (hold_->session && hold_->token != 0) {
-      RecordClose(driver_.workload_.sessions_end && !by_half() ? Answer::kYes : Answer::kLost);
+      RecordClose(driver_.workload_.sessions_end && !by_half() ? Answer::kYes : Answer::kLost,
+                  ended());
     }
     if (asked ? hold_->attempts > 4 || OneIn(4) : OneIn(2)) {
       hold_.reset();

@@ -23,7 +23,6 @@ namespace {
 using testing::Client;
 using testing::Cluster;
 using testing::Eventually;
-using testing::InfoField;
 using testing::kClusterPatience;
 using testing::Milliseconds;
 using testing::Reply;
@@ -376,8 +375,8 @@ void ClusterFailover(Round& round) {
 
 void Sentinel(Round& round) {
   testing::SentinelGroup group(kGraceOfShortLeases);
-  const std::array<Server*, 3> servers = {&group.primary(), &group.replicas()[0],
-                                          &group.replicas()[1]};
+  auto& [first_replica, second_replica] = group.replicas();
+  const std::array<Server*, 3> servers = {&group.primary(), &first_replica, &second_replica};
   Server* primary = servers[0];
   Driver& driver = round.Start(ShortLeases(), AddressOf(*primary));
   do {

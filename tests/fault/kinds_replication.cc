@@ -20,7 +20,6 @@ using testing::Command;
 using testing::Eventually;
 using testing::InfoField;
 using testing::Milliseconds;
-using testing::Reply;
 using testing::Server;
 using Args = std::vector<std::string>;
 using Marked = Mark::Kind;

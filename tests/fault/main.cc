@@ -280,8 +280,9 @@ Options Parse(int argc, char** argv) {
       options.list = true;
       continue;
     }
-    if (i + 1 >= argc)
+    if (i + 1 >= argc) {
       throw std::invalid_argument("a value is missing after " + std::string(option));
+    }
     const std::string value = argv[++i];
     const auto seconds = [&](double unit) {
       return static_cast<Time>(std::stod(value) * unit * kSecond);

@@ -22,7 +22,8 @@ constinit char* end = nullptr;
 
 void Map() {
   // Anywhere would do, but the same place in each process gives the same addresses.
-  auto* const wanted = reinterpret_cast<void*>(uintptr_t{0x2000'0000'0000});
+  constexpr uintptr_t kPlace = 0x2000'0000'0000;
+  auto* const wanted = reinterpret_cast<void*>(kPlace);  // NOLINT(performance-no-int-to-ptr)
   void* got = mmap(wanted, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (got == MAP_FAILED) return;
   begin = static_cast<char*>(got);

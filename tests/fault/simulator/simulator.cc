@@ -799,8 +799,9 @@ void Simulator::CheckServer(size_t number) {
   if (server.LeavesSomebodyWaiting(WallOf(number))) {
     Broken("C4", "somebody waits whom the grant rule admits, and nobody will look after it");
   }
-  if (server.KeepsSomebodyTooLong(TickNow()))
+  if (server.KeepsSomebodyTooLong(TickNow())) {
     Broken("C4", "somebody waits though its time is over");
+  }
 }
 
 void Simulator::SendStream(size_t number) {

@@ -222,27 +222,27 @@ class Simulator {
   // --- Clients
 
   void ActIn(size_t client, Time least, Time most);
-  void Act(size_t client);
-  bool Connect(size_t client);
+  void Act(size_t number);
+  bool Connect(size_t number);
   void ChooseRequest(Client& client);
-  void Ask(size_t client);
-  void UseHold(size_t client);
+  void Ask(size_t number);
+  void UseHold(size_t number);
   void WriteOutside(Client& client);
-  void Send(size_t client, const Call& call, Doing doing);
+  void Send(size_t number, const Call& call, Doing doing);
   void Record(const Client& client, Answer answer, int64_t token);
-  void TakeReply(size_t client, const Reply& reply);
-  void LoseCall(size_t client);
-  void Die(size_t client);
-  void Close(size_t client);
+  void TakeReply(size_t number, const Reply& reply);
+  void LoseCall(size_t number);
+  void Die(size_t number);
+  void Close(size_t number);
   void LoseSession(Client& client);
   void BeIdle(size_t client, Time least, Time most);
 
   // --- The network
 
-  void Break(uint32_t connection);
+  void Break(uint32_t number);
   void Arrive(const Event& event);
   void SendReplies(size_t node);
-  void ServerLearns(uint32_t connection);
+  void ServerLearns(uint32_t number);
 
   // --- Servers
 
@@ -250,24 +250,24 @@ class Simulator {
   FineTick TickNow() const { return FineTick{Micros{now_}}; }
   Time TimeOf(size_t node, Instant moment) const;
   void TurnAt(size_t node, Time at);
-  void Turn(size_t node);
-  void SendStream(size_t node);
-  void Deliver(size_t node, size_t until);
-  void Compare(size_t node);
-  void CheckServer(size_t node);
+  void Turn(size_t number);
+  void SendStream(size_t number);
+  void Deliver(size_t number, size_t until);
+  void Compare(size_t number);
+  void CheckServer(size_t number);
 
   // --- What goes wrong
 
   void Strike(Disaster disaster);
   void StrikeData(Disaster disaster);
-  void Crash(size_t node);
-  void Restart(size_t node);
-  void Promote(size_t node);
+  void Crash(size_t number);
+  void Restart(size_t number);
+  void Promote(size_t number);
   void BeginFailover(bool planned);
-  void Switch(size_t node);
-  void Rejoin(size_t node);
-  void StepClock(size_t node, Time amount);
-  void KeepTokensPromise(size_t node);
+  void Switch(size_t number);
+  void Rejoin(size_t number);
+  void StepClock(size_t number, Time amount);
+  void KeepTokensPromise(size_t number);
   size_t FindReplica() const;
   void Note(Mark::Kind kind, uint32_t lock, Time begin, Time end, Time amount, const char* what);
   // After this, nothing that was asked before has an effect any more.

@@ -223,6 +223,7 @@ class Checker {
     Time first_asked = 0;
     int64_t token = 0;  // the last, told by
     size_t op = 0;
+    bool may_be_newer = false;  // it asked again, and was not told
     Time linger = 0;
     Time least_lost_lease = kNever;  // of calls that may still be carried out
   };
@@ -276,6 +277,7 @@ class Checker {
       Report("C6", "a rightful holder asked again in vain", {known.op, i});
     }
     if (op.answer == Answer::kLost) {
+      known.may_be_newer = true;
       known.least_lost_lease = std::min(known.least_lost_lease, op.lease);
       possible_.push_back({op.sent, ServedFrom(op.answered) + op.wait + op.lease + op.linger});
       Shorten(known.hold, op);
@@ -304,6 +306,7 @@ class Checker {
       known.hold->limit = op.limit;
     }
     Renew(i, known);
+    known.may_be_newer = false;
     known.token = op.token;
     known.op = i;
   }
@@ -311,7 +314,7 @@ class Checker {
   void Touched(size_t i, bool rightful, Known& known) {
     const Operation& op = ops_[i];
     if (op.answer == Answer::kYes) {
-      CheckNotReplaced(i, known.token);
+      if (!known.may_be_newer) CheckNotReplaced(i, known.token);
       Renew(i, known);
     } else if (op.answer == Answer::kNo) {
       if (rightful) Report("C2", "a rightful holder could not touch its lock", {known.op, i});
@@ -329,7 +332,7 @@ class Checker {
       if (op.answer == Answer::kNo && rightful) {
         Report("C2", "a rightful holder had nothing to release", {known.op, i});
       }
-      if (op.answer == Answer::kYes) CheckNotReplaced(i, known.token);
+      if (op.answer == Answer::kYes && !known.may_be_newer) CheckNotReplaced(i, known.token);
     }
     // Whatever the answer, the owner has given up.
     for (Certain& certain : known.hold->certain) {

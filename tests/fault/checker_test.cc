@@ -189,6 +189,26 @@ TEST(CheckerTest, NobodyWhoWasReplacedIsObeyed) {
   }
 }
 
+// Who asked again and was not told may have a newer hold.
+TEST(CheckerTest, OneThatWasReplacedMayHaveComeAgain) {
+  Operation again = Op(Verb::kAcquire, 1, 1200, 1300, Answer::kLost);
+  again.lease = kSecond;
+  const std::vector<Operation> before = {Granted(1, 10, 0, 1), Granted(2, 20, 1100, 1101),
+                                         Released(2, 1150, 1151)};
+  for (const Operation& op : {Released(1, 1400, 1401), Touched(1, 1400, 1401, 50)}) {
+    std::vector<Operation> ops = before;
+    ops.push_back(op);
+    EXPECT_EQ(ChecksOf({ops, {}}), Checks{"C2"});
+    ops.push_back(again);
+    EXPECT_EQ(ChecksOf({ops, {}}), Checks{});
+  }
+  // Its token tells which.
+  std::vector<Operation> ops = before;
+  ops.push_back(again);
+  ops.push_back(Shown(Verb::kFence, 1, 10, 1400));
+  EXPECT_EQ(ChecksOf({ops, {}}), Checks{"C2"});
+}
+
 TEST(CheckerTest, TokensRise) {
   const Operation first = Granted(1, 10, 0, 1, 100);
   EXPECT_EQ(ChecksOf({{first, Granted(2, 9, 200, 201)}, {}}), Checks{"C3"});

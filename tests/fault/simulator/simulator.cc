@@ -368,15 +368,8 @@ bool Simulator::IsExcused(const Violation& violation) const {
     });
   }
   if (violation.check == "C2" && second.answer == Answer::kYes) {
-    // An owner that asked again and never heard of it may have a new hold. One that held several
-    // locks may have one of them in the place of another.
-    return renamed_onto_[second.lock] ||
-           std::any_of(history_.operations.begin(), history_.operations.end(),
-                       [&](const Operation& other) {
-                         return other.verb == Verb::kAcquire && other.answer == Answer::kLost &&
-                                other.retry && other.owner == second.owner &&
-                                other.lock == second.lock && other.sent <= second.sent;
-                       });
+    // An owner that held several locks may have one of them in the place of another.
+    return renamed_onto_[second.lock];
   }
   return false;
 }

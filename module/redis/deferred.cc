@@ -48,11 +48,16 @@ void SetBack(RedisModuleCtx* ctx, const KeyName& tampered, Instant now) {
 // One timer, for whatever is due next. It only makes the event loop turn.
 class Alarm {
  public:
-  // An alarm that rings earlier than `due` is left as it is: it will be set anew when it rings.
-  void Set(RedisModuleCtx* ctx, Instant due, Instant now) {
-    if (due >= rings_) return;
+  // An alarm that rings earlier than `due` is left as it is: it will be set anew when it rings. But
+  // the server's timers follow the wall clock: after a step none rings when it should.
+  void Set(RedisModuleCtx* ctx, Instant due, Instant now, Tick tick) {
+    const Millis ahead = now.time_since_epoch() - tick.time_since_epoch();
+    constexpr Millis kNoStep{2};  // each of the two is cut to a millisecond
+    const bool stepped = std::chrono::abs(ahead - ahead_) > kNoStep;
+    if (due >= rings_ && !stepped) return;
     if (rings_ != kMaxInstant) RedisModule_StopTimer(ctx, timer_, nullptr);
     rings_ = due;
+    ahead_ = ahead;
     timer_ = RedisModule_CreateTimer(ctx, (due - now).count(), Ring, this);
     // 7.0 has by now computed how long it will sleep, at most one period of its cron.
     constexpr Millis kLongestSleep{1000};
@@ -66,6 +71,7 @@ class Alarm {
 
   RedisModuleTimerID timer_ = 0;
   Instant rings_ = kMaxInstant;  // kMaxInstant: not set
+  Millis ahead_{0};              // so far the wall clock was then ahead of the steady one
 };
 
 constinit Alarm alarm_clock;
@@ -106,10 +112,8 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
     next += kTryAgain;
   }
   next = std::max(next, next_due());
-  // After a step back of the wall clock the alarm rings late. But the event loop turns all the
-  // same, by the server's cron, so that it is set anew.
   if (!waiters.empty()) next = std::min(next, ToInstant(now) + (waiters.NextTimeOut() - tick));
-  if (next != kMaxInstant) alarm_clock.Set(ctx, next, ToInstant(now));
+  if (next != kMaxInstant) alarm_clock.Set(ctx, next, ToInstant(now), tick);
 }
 
 // The server forks to write down all data: for a file, or for a replica.

@@ -257,6 +257,26 @@ TEST(SteppedClockTest, AWaitIsAsLongAsItWasAskedFor) {
   EXPECT_LT(std::stod(InfoField(client, "turnstile", "turnstile_wait_p999_ms")), kHour);
 }
 
+// After a step forward the alarm for what is due next is not where it was thought to be.
+TEST(SteppedClockTest, AShorterWaitAfterAStepForwardEndsInTime) {
+  ClockShift clock;
+  // Between two turns of its cron an idle server has only its timers.
+  const Server server({.args = {"--hz", "1"}, .environment = clock.environment()});
+  Client client = server.Connect();
+  constexpr int64_t kHour = 60 * kMinute;
+  MustAcquire(client, "job", "alice", 5 * kHour);
+  Waiter carol(server, "job", "carol");
+  clock.Set(Milliseconds{2 * kMinute}, client);
+  std::vector<Milliseconds> took;
+  for (int round = 0; round < 5; round++) {
+    const auto asked = Clock::now();
+    EXPECT_EQ(client.Do(AcquireWaiting("job", "bob", {.wait_ms = 50})), Reply::Nil());
+    took.push_back(std::chrono::duration_cast<Milliseconds>(Clock::now() - asked));
+  }
+  std::sort(took.begin(), took.end());
+  EXPECT_LT(took[took.size() / 2], Milliseconds{500}) << "a turn of the cron takes a second";
+}
+
 // The lease ends first, or the wait does, by a few milliseconds.
 TEST_F(ExitsTest, TheEndOfTheLeaseAndTheEndOfTheWait) {
   for (const int64_t wait_ms : {94, 97, 98, 99, 100, 101, 102, 103, 106}) {

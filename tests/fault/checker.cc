@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <sstream>
 #include <tuple>
@@ -22,6 +23,7 @@ struct Certain {
   size_t op = 0;  // whose answer said so
   Time from = 0;
   Time until = 0;
+  Time closed_until = 0;    // so long it keeps others out: it may linger
   Time entitled_until = 0;  // until the server may have forgotten, which is not before
 };
 
@@ -33,7 +35,8 @@ struct Hold {
   Sharing sharing = Sharing::kExclusive;
   uint16_t limit = 1;
   std::vector<Certain> certain;
-  Time possible_until = 0;  // it may last so long
+  Time possible_until = 0;  // it may keep others out for so long,
+  Time live_until = 0;      // and be its owner's
 };
 
 struct Span {
@@ -163,11 +166,14 @@ class Checker {
       if (mark.kind == Mark::Kind::kLossy) lossy_.push_back(&mark);
       if (mark.kind == Mark::Kind::kStep) steps_.push_back(&mark);
     }
+    std::sort(steps_.begin(), steps_.end(),
+              [](const Mark* a, const Mark* b) { return a->begin < b->begin; });
     only_exclusive_ = std::all_of(indices.begin(), indices.end(),
                                   [&](size_t i) { return ops_[i].sharing == Sharing::kExclusive; });
     holds_.clear();
     possible_.clear();
     RecordTokens(indices);
+    RecordHolders(indices);
     std::vector<size_t> by_owner(indices.begin(), indices.end());
     std::stable_sort(by_owner.begin(), by_owner.end(),
                      [&](size_t a, size_t b) { return ops_[a].owner < ops_[b].owner; });
@@ -208,6 +214,57 @@ class Checker {
     }
   }
 
+  // When somebody surely still had an exclusive lock under some token: at the earliest when it sent
+  // a request that was then obeyed. Whoever has a higher token got it later, unless older data came
+  // back or a stranger brought a lock here.
+  struct Seen {
+    int64_t token = 0;
+    Time when = 0;  // of this token or a lower one, the latest
+  };
+
+  void RecordHolders(Indices indices) {
+    seen_.clear();
+    if (!only_exclusive_ || !lossy_.empty() || !forced_.empty()) return;
+    for (const size_t i : indices) {
+      const Operation& op = ops_[i];
+      if (IsGrant(op) || (op.verb == Verb::kFence && op.answer == Answer::kYes)) {
+        seen_.push_back({op.token, op.sent});
+      }
+    }
+    // Who released or touched it has the token that it was told last, unless it asked again and was
+    // told nothing.
+    struct Teller {
+      int64_t token = 0;
+      bool unsure = false;
+    };
+    std::map<uint32_t, Teller> tellers;
+    for (const size_t i : indices) {
+      const Operation& op = ops_[i];
+      if (op.verb == Verb::kAcquire) {
+        Teller& teller = tellers[op.owner];
+        if (IsGrant(op)) teller.token = op.token;
+        teller.unsure = teller.unsure || op.answer == Answer::kLost;
+      } else if ((op.verb == Verb::kRelease || op.verb == Verb::kTouch) &&
+                 op.answer == Answer::kYes) {
+        const auto teller = tellers.find(op.owner);
+        if (teller != tellers.end() && !teller->second.unsure && teller->second.token != 0) {
+          seen_.push_back({teller->second.token, op.sent});
+        }
+      }
+    }
+    std::sort(seen_.begin(), seen_.end(),
+              [](const Seen& a, const Seen& b) { return a.token < b.token; });
+    for (size_t i = 1; i < seen_.size(); i++) {
+      seen_[i].when = std::max(seen_[i].when, seen_[i - 1].when);
+    }
+  }
+
+  Time GrantedAfter(int64_t token) const {
+    const auto higher = std::partition_point(seen_.begin(), seen_.end(),
+                                             [&](const Seen& seen) { return seen.token < token; });
+    return higher == seen_.begin() ? 0 : std::prev(higher)->when;
+  }
+
   const Told* ToldBefore(Time time) const {
     const auto after = std::partition_point(told_.begin(), told_.end(),
                                             [&](const Told& told) { return told.when < time; });
@@ -218,10 +275,11 @@ class Checker {
 
   // What is known of the owner at hand.
   struct Known {
-    Hold* hold = nullptr;  // what it has, as far as it knows
-    bool asked = false;
-    Time first_asked = 0;
-    int64_t token = 0;  // the last, told by
+    Hold* hold = nullptr;             // what it has, as far as it knows
+    std::optional<Time> asked_since;  // what is not answered for certain,
+    std::optional<Time> first_asked;  // and anything at all
+    bool lost = false;                // some of that
+    int64_t token = 0;                // the last, told by
     size_t op = 0;
     bool may_be_newer = false;  // it asked again, and was not told
     Time linger = 0;
@@ -249,7 +307,10 @@ class Checker {
           if (known.hold != nullptr) Released(i, rightful, known);
           break;
         case Verb::kFence:
-          if (op.answer == Answer::kYes) CheckNotReplaced(i, op.token);
+          if (op.answer == Answer::kYes) {
+            const bool known_hold = known.hold != nullptr && op.token == known.token;
+            if (CheckNotReplaced(i, op.token) && known_hold) CheckNotOver(i, *known.hold);
+          }
           if (op.answer == Answer::kNo && rightful && IsCurrent(op, known)) {
             Report("C2", "the token of a rightful holder was refused", {known.op, i});
           }
@@ -270,18 +331,27 @@ class Checker {
 
   void Acquired(size_t i, bool rightful, Known& known) {
     const Operation& op = ops_[i];
-    if (!known.asked) known.first_asked = op.sent;
-    known.asked = true;
+    if (!known.asked_since) known.asked_since = op.sent;
+    if (!known.first_asked) known.first_asked = op.sent;
     known.linger = std::max(known.linger, op.linger);
     if (op.answer == Answer::kNull && rightful) {
       Report("C6", "a rightful holder asked again in vain", {known.op, i});
     }
     if (op.answer == Answer::kLost) {
       known.may_be_newer = true;
+      known.lost = true;
       known.least_lost_lease = std::min(known.least_lost_lease, op.lease);
-      possible_.push_back({op.sent, ServedFrom(op.answered) + op.wait + op.lease + op.linger});
+      const Time latest = ServedFrom(op.answered) + op.wait + op.lease + kMillisecond;
+      possible_.push_back({op.sent, AtLatest(op.sent, latest + op.linger)});
+      if (known.hold != nullptr) {
+        known.hold->live_until = std::max(known.hold->live_until, AtLatest(op.sent, latest));
+      }
       Shorten(known.hold, op);
     }
+    // What the next grant can be an answer to.
+    const Time asked =
+        MayBeOlderData(*known.first_asked, op.answered) ? *known.first_asked : *known.asked_since;
+    if (!known.lost) known.asked_since.reset();
     if (op.answer != Answer::kToken) return;
     if (known.hold == nullptr || op.token != known.token) {
       if (op.token < known.token && op.sent > ops_[known.op].answered &&
@@ -294,9 +364,13 @@ class Checker {
       }
       is_new_[i] = true;
       ++findings_.holds;
-      CheckToken(i, known.first_asked);
+      CheckToken(i, asked);
       if (known.hold != nullptr) {
         known.hold->possible_until = std::min(known.hold->possible_until, op.answered);
+        // What lingered is replaced.
+        for (Certain& certain : known.hold->certain) {
+          certain.closed_until = std::min(certain.closed_until, std::max(certain.until, op.sent));
+        }
       }
       known.hold = &holds_.emplace_back();
       known.hold->op = i;
@@ -314,14 +388,16 @@ class Checker {
   void Touched(size_t i, bool rightful, Known& known) {
     const Operation& op = ops_[i];
     if (op.answer == Answer::kYes) {
-      if (!known.may_be_newer) CheckNotReplaced(i, known.token);
+      CheckObeyed(i, known);
       Renew(i, known);
     } else if (op.answer == Answer::kNo) {
       if (rightful) Report("C2", "a rightful holder could not touch its lock", {known.op, i});
     } else if (op.answer == Answer::kLost) {
       known.least_lost_lease = std::min(known.least_lost_lease, op.lease);
+      const Time latest = ServedFrom(op.answered) + op.lease + kMillisecond;
+      known.hold->live_until = std::max(known.hold->live_until, AtLatest(op.sent, latest));
       known.hold->possible_until =
-          std::max(known.hold->possible_until, ServedFrom(op.answered) + op.lease + known.linger);
+          std::max(known.hold->possible_until, AtLatest(op.sent, latest + known.linger));
       Shorten(known.hold, op);
     }
   }
@@ -332,16 +408,19 @@ class Checker {
       if (op.answer == Answer::kNo && rightful) {
         Report("C2", "a rightful holder had nothing to release", {known.op, i});
       }
-      if (op.answer == Answer::kYes && !known.may_be_newer) CheckNotReplaced(i, known.token);
+      if (op.answer == Answer::kYes) CheckObeyed(i, known);
     }
+    // The end of a session is no release: the hold lingers.
+    const Time linger = op.verb == Verb::kClose ? known.linger : 0;
     // Whatever the answer, the owner has given up.
     for (Certain& certain : known.hold->certain) {
       certain.until = std::min(certain.until, op.sent);
+      // The millisecond in which it ended counts as one of the linger's.
+      const Time closed = AtEarliest(op.sent, op.sent + linger - kMillisecond - rules_.lease_slack);
+      certain.closed_until = std::min(certain.closed_until, std::max(closed, op.sent));
       certain.entitled_until = std::min(certain.entitled_until, op.sent);
     }
     if (op.answer == Answer::kYes || op.answer == Answer::kNo) {
-      // The end of a session is no release: the hold lingers.
-      const Time linger = op.verb == Verb::kClose ? known.linger : 0;
       known.hold->possible_until = std::min(known.hold->possible_until, op.answered + linger);
     }
   }
@@ -349,20 +428,20 @@ class Checker {
   // The lease begins anew.
   void Renew(size_t i, const Known& known) {
     const Operation& op = ops_[i];
-    Time until = op.sent + std::min(op.lease, known.least_lost_lease) - rules_.lease_slack;
-    Time possible = op.answered + op.lease + known.linger + rules_.lease_slack;
-    for (const Mark* step : steps_) {
-      if (step->end < op.sent || step->begin > possible) continue;
-      if (step->amount > 0) until -= step->amount;
-      if (step->amount < 0) possible -= step->amount;
-    }
+    const Time begin = std::max(op.sent, std::min(GrantedAfter(op.token), op.answered));
+    const Time lease = std::min(op.lease, known.least_lost_lease) - rules_.lease_slack;
+    const Time until = AtEarliest(op.sent, begin + lease);
+    const Time closed = AtEarliest(op.sent, begin + lease + known.linger);
     for (Certain& before : known.hold->certain) {
       before.until = std::min(before.until, std::max(until, op.sent));
+      before.closed_until = std::min(before.closed_until, std::max(closed, op.sent));
       before.entitled_until = std::min(before.entitled_until, before.until);
     }
-    Certain certain{i, op.answered, until, until};
+    Certain certain{.op = i, .from = op.answered, .until = until, .closed_until = closed};
     for (const Mark* forced : forced_) {
-      if (forced->end >= op.sent) certain.until = std::min(certain.until, forced->begin);
+      if (forced->end < op.sent) continue;
+      certain.until = std::min(certain.until, forced->begin);
+      certain.closed_until = std::min(certain.closed_until, forced->begin);
     }
     certain.entitled_until = certain.until;
     for (const Mark* lossy : lossy_) {
@@ -371,7 +450,29 @@ class Checker {
       }
     }
     if (certain.from < certain.until) known.hold->certain.push_back(certain);
-    known.hold->possible_until = possible;
+    // It lives through the whole of its last millisecond.
+    const Time latest = op.answered + op.lease + kMillisecond + rules_.lease_slack;
+    known.hold->live_until = AtLatest(op.sent, latest);
+    known.hold->possible_until = AtLatest(op.sent, latest + known.linger);
+  }
+
+  // What lasts from `from` until `until`, if no clock is set forward meanwhile.
+  Time AtEarliest(Time from, Time until) const {
+    Time earliest = until;
+    for (const Mark* step : steps_) {
+      if (step->amount > 0 && step->end >= from && step->begin <= until) earliest -= step->amount;
+    }
+    return earliest;
+  }
+
+  // What lasts from `from` until `until`, if no clock is set back meanwhile, or later so far that
+  // it is live again.
+  Time AtLatest(Time from, Time until) const {
+    for (const Mark* step : steps_) {
+      const Time later = until - step->amount;
+      if (later > until && step->end >= from && step->begin <= later) until = later;
+    }
+    return until;
   }
 
   // What was on its way at `time` reaches its server by then.
@@ -389,6 +490,7 @@ class Checker {
     }
     for (Certain& certain : hold->certain) {
       certain.until = std::min(certain.until, std::max(certain.from, until));
+      certain.closed_until = std::min(certain.closed_until, certain.until);
       certain.entitled_until = std::min(certain.entitled_until, certain.until);
     }
   }
@@ -419,16 +521,36 @@ class Checker {
 
   // Of exclusive locks: nobody has been told a higher token before `i` was sent. After a loss of
   // writes older data may be back.
-  void CheckNotReplaced(size_t i, int64_t token) {
-    if (!only_exclusive_) return;
+  bool CheckNotReplaced(size_t i, int64_t token) {
+    if (!only_exclusive_) return true;
     const Told* newest = ToldBefore(ops_[i].sent);
-    if (newest == nullptr || newest->token <= token || ops_[newest->op].owner == ops_[i].owner) {
-      return;
-    }
-    for (const Mark* lossy : lossy_) {
-      if (lossy->begin <= ops_[i].answered) return;
+    if (newest == nullptr || newest->token <= token || ops_[newest->op].owner == ops_[i].owner ||
+        MayBeOlderData(ops_[newest->op].sent, ops_[i].answered)) {
+      return true;
     }
     Report("C2", "an owner that has been replaced was obeyed", {newest->op, i});
+    return false;
+  }
+
+  // The server did what the owner of this hold asked for.
+  void CheckObeyed(size_t i, const Known& known) {
+    if (!known.may_be_newer && CheckNotReplaced(i, known.token)) CheckNotOver(i, *known.hold);
+  }
+
+  void CheckNotOver(size_t i, const Hold& hold) {
+    if (ops_[i].sent <= hold.live_until) return;
+    const Time since = ops_[hold.op].sent;
+    const auto meanwhile = [&](const Mark* mark) {
+      return mark->begin <= ops_[i].answered && mark->end >= since;
+    };
+    // A lease that was over may be live again when the clock is set back.
+    const auto set_back = [&](const Mark* step) { return step->amount < 0 && meanwhile(step); };
+    if (std::any_of(forced_.begin(), forced_.end(), meanwhile) ||
+        std::any_of(lossy_.begin(), lossy_.end(), meanwhile) ||
+        std::any_of(steps_.begin(), steps_.end(), set_back)) {
+      return;
+    }
+    Report("C2", "a hold that was over was obeyed", {hold.op, i});
   }
 
   void CheckTokensDiffer() {
@@ -457,10 +579,11 @@ class Checker {
     inside_.clear();
     for (const Hold& hold : holds_) {
       for (const Certain& certain : hold.certain) {
-        if (certain.from >= certain.until) continue;
+        if (certain.from >= certain.closed_until) continue;
         if (!inside_.empty() && inside_.back().hold == &hold &&
-            certain.from <= inside_.back().certain.until) {
-          inside_.back().certain.until = std::max(inside_.back().certain.until, certain.until);
+            certain.from <= inside_.back().certain.closed_until) {
+          inside_.back().certain.closed_until =
+              std::max(inside_.back().certain.closed_until, certain.closed_until);
         } else {
           inside_.push_back({&hold, certain});
         }
@@ -470,8 +593,9 @@ class Checker {
               [](const Inside& a, const Inside& b) { return a.certain.from < b.certain.from; });
     present_.clear();
     for (const Inside& next : inside_) {
-      std::erase_if(present_,
-                    [&](const Inside* other) { return other->certain.until <= next.certain.from; });
+      std::erase_if(present_, [&](const Inside* other) {
+        return other->certain.closed_until <= next.certain.from;
+      });
       size_t others = 0;
       uint16_t largest = next.hold->limit;
       for (const Inside* other : present_) {
@@ -538,13 +662,7 @@ class Checker {
       if (op.verb == Verb::kAcquire && op.several) possible_.push_back({op.sent, op.answered});
     }
     for (const Mark* forced : forced_) {
-      possible_.push_back({forced->begin, forced->end + forced->amount});
-    }
-    // Of a hold that was lost nobody knows when it ends, if the clock is set back meanwhile.
-    Time longest = 0;
-    for (const size_t i : indices) longest = std::max(longest, ops_[i].lease + ops_[i].linger);
-    for (const Mark* step : steps_) {
-      if (step->amount < 0) possible_.push_back({step->begin, step->end - step->amount + longest});
+      possible_.push_back({forced->begin, AtLatest(forced->begin, forced->end + forced->amount)});
     }
     // A server tells of a hold as soon as there is one.
     for (const Hold& hold : holds_) {
@@ -612,7 +730,7 @@ class Checker {
                  earlier.at(before.several ? 1 : 0).at(static_cast<size_t>(before.sharing)));
       }
       if (!is_new_[i] || op.retry) continue;
-      ++findings_.ordered;
+      if (candidate != indices.begin()) ++findings_.ordered;
       for (size_t several = 0; several < earlier.size(); several++) {
         for (size_t sharing = 0; sharing < earlier.at(several).size(); sharing++) {
           const bool alike =
@@ -680,6 +798,7 @@ class Checker {
   std::vector<const Mark*> steps_;
   bool only_exclusive_ = true;
   std::vector<Told> told_;
+  std::vector<Seen> seen_;  // by token
   std::vector<Hold> holds_;
   std::vector<Span> possible_;  // somebody may hold it
   Spans busy_;
@@ -692,7 +811,6 @@ class Checker {
 Findings Check(const History& history, const Rules& rules) { return Checker(history, rules).Run(); }
 
 std::string Story(const History& history, const Violation& violation, size_t lines) {
-  if (violation.operations.empty()) return violation.check + ": " + violation.text + "\n";
   struct Line {
     Time when;
     size_t distance;  // from what shows the violation
@@ -729,7 +847,9 @@ std::string Story(const History& history, const Violation& violation, size_t lin
   std::stable_sort(all.begin(), all.end(),
                    [](const Line& a, const Line& b) { return a.when < b.when; });
   std::ostringstream out;
-  out << violation.check << ", lock " << violation.lock << ": " << violation.text << '\n';
+  out << violation.check;
+  if (violation.lock != kAllLocks) out << ", lock " << violation.lock;
+  out << ": " << violation.text << '\n';
   for (const Line& line : all) out << line.text << '\n';
   return out.str();
 }

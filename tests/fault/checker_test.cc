@@ -209,6 +209,36 @@ TEST(CheckerTest, OneThatWasReplacedMayHaveComeAgain) {
   EXPECT_EQ(ChecksOf({ops, {}}), Checks{"C2"});
 }
 
+TEST(CheckerTest, AHoldThatIsOverIsNotObeyed) {
+  const Operation first = Granted(1, 10, 0, 1);
+  const std::vector<Operation> late = {Touched(1, 1100, 1101, 1000), Released(1, 1100, 1101),
+                                       Shown(Verb::kFence, 1, 10, 1100)};
+  for (const Operation& op : late) {
+    EXPECT_EQ(ChecksOf({{first, op}, {}}), Checks{"C2"});
+    EXPECT_EQ(ChecksOf({{first, Touched(1, 500, 501, 1000), op}, {}}), Checks{});
+    EXPECT_EQ(ChecksOf({{first, Touched(1, 500, 501, 1000, Answer::kLost), op}, {}}), Checks{});
+    EXPECT_EQ(ChecksOf({{first, op}, {During(Mark::Kind::kStep, 500, 501, -200)}}), Checks{});
+    // What lingers is not its owner's any more.
+    Operation lingers = first;
+    lingers.linger = 500 * kMs;
+    EXPECT_EQ(ChecksOf({{lingers, op}, {}}), Checks{"C2"});
+  }
+}
+
+TEST(CheckerTest, WhatLingersKeepsOthersOut) {
+  Operation first = Granted(1, 10, 0, 1);
+  const Operation second = Granted(2, 20, 1100, 1101);
+  EXPECT_EQ(ChecksOf({{first, second}, {}}), Checks{});
+  first.linger = 500 * kMs;
+  EXPECT_EQ(ChecksOf({{first, second}, {}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{first, Released(1, 900, 901), second}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, second}, {During(Mark::Kind::kForced, 1050, 1051)}}), Checks{});
+  // The end of a session is no release.
+  const Operation closed = Op(Verb::kClose, 1, 700, 720, Answer::kYes);
+  EXPECT_EQ(ChecksOf({{first, closed, second}, {}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{first, closed, Granted(2, 20, 1250, 1251)}, {}}), Checks{});
+}
+
 TEST(CheckerTest, TokensRise) {
   const Operation first = Granted(1, 10, 0, 1, 100);
   EXPECT_EQ(ChecksOf({{first, Granted(2, 9, 200, 201)}, {}}), Checks{"C3"});
@@ -217,6 +247,13 @@ TEST(CheckerTest, TokensRise) {
   // It was asked for before the other token was told.
   EXPECT_EQ(ChecksOf({{Granted(1, 10, 0, 5, 1), Granted(2, 9, 4, 30)}, {}}), Checks{});
   EXPECT_EQ(ChecksOf({{Granted(1, int64_t{1} << 53, 0, 1)}, {}}), Checks{"C3"});
+}
+
+// The next hold of an owner is a new one too.
+TEST(CheckerTest, TokensRiseForWhoComesAgain) {
+  const std::vector<Operation> ops = {Granted(1, 100, 0, 1), Granted(2, 200, 1100, 1101),
+                                      Released(2, 1150, 1151), Granted(1, 150, 1200, 1201)};
+  EXPECT_EQ(ChecksOf({ops, {}}), Checks{"C3"});
 }
 
 TEST(CheckerTest, WaitsEnd) {
@@ -297,7 +334,7 @@ TEST(CheckerTest, AskingAgain) {
   EXPECT_EQ(ChecksOf({{first, Granted(1, 12, 100, 101)}, {}}), Checks{"C6"});
   EXPECT_EQ(ChecksOf({{first, Null(1, 100, 101)}, {}}), Checks{"C6"});
   EXPECT_EQ(ChecksOf({{first, Granted(1, 12, 1100, 1101)}, {}}), Checks{});
-  EXPECT_EQ(ChecksOf({{first, Granted(1, 9, 1100, 1101)}, {}}), Checks{"C6"});
+  EXPECT_EQ(ChecksOf({{first, Granted(1, 9, 1100, 1101)}, {}}), (Checks{"C6", "C3"}));
   // Unless what was there before is back.
   EXPECT_EQ(ChecksOf({{first, Granted(1, 9, 1100, 1101)}, {During(Mark::Kind::kLossy, 500, 510)}}),
             Checks{});

@@ -512,7 +512,6 @@ class Driver::Worker : public Peer {
 
   void Answered(Answer answer, int64_t token = 0) {
     const Time now = Now();
-    ++driver_.requests_;
     const std::lock_guard guard(driver_.mutex_);
     ++driver_.traffic_.requests;
     for (Operation& op : pending_) {
@@ -826,19 +825,9 @@ bool Driver::AwaitService(std::chrono::milliseconds within) {
                              within);
 }
 
-bool Driver::AwaitRequests(uint64_t more, std::chrono::milliseconds within) {
-  const uint64_t goal = requests_ + more;
-  return testing::Eventually([&] { return requests_ >= goal; }, within);
-}
-
 void Driver::Quiesce() {
   quiet_ = true;
   testing::Eventually([&] { return all_quiet_.load(); }, std::chrono::seconds{20});
-}
-
-void Driver::Resume() {
-  all_quiet_ = false;
-  quiet_ = false;
 }
 
 History Driver::TakeHistory() {

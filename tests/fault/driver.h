@@ -86,11 +86,7 @@ class Driver {
   // Whether the probers succeed in time.
   bool AwaitService(std::chrono::milliseconds within);
 
-  // Whether so many requests more are answered in time.
-  bool AwaitRequests(uint64_t more, std::chrono::milliseconds within);
-
   void Quiesce();
-  void Resume();
 
   // After Quiesce(): what has been written down since the last time.
   History TakeHistory();
@@ -127,7 +123,6 @@ class Driver {
   std::atomic<uint32_t> life_ = 1;
   std::atomic<uint64_t> generation_ = 0;             // of the route
   std::array<std::atomic<Time>, 2> last_success_{};  // of the probers
-  std::atomic<uint64_t> requests_ = 0;
   std::atomic<uint32_t> owners_ = 0;
 
   mutable std::mutex mutex_;  // for what follows

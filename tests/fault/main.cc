@@ -120,7 +120,11 @@ Tally RunRound(const Options& options, const Kind& kind, uint64_t seed, Complain
   History history;
   {
     Round round(seed, options.round);
-    kind.run(round);
+    try {
+      kind.run(round);
+    } catch (const std::exception& error) {  // for example of a server that is not there any more
+      round.Violate("C8", std::string("the round ended with: ") + error.what());
+    }
     tally.faults = round.faults();
     tally.failovers = round.failovers();
     if (round.has_driver()) {
@@ -140,6 +144,8 @@ Tally RunRound(const Options& options, const Kind& kind, uint64_t seed, Complain
   tally.longest_late = findings.longest_late;
   tally.longest_idle = findings.longest_idle;
   violations.insert(violations.end(), findings.violations.begin(), findings.violations.end());
+  std::stable_sort(violations.begin(), violations.end(),
+                   [](const Violation& a, const Violation& b) { return a.when < b.when; });
   tally.violations = violations.size();
 
   std::cout << std::left << std::setw(18) << kind.name << " seed " << std::setw(6) << seed
@@ -149,7 +155,8 @@ Tally RunRound(const Options& options, const Kind& kind, uint64_t seed, Complain
             << std::flush;
   if (violations.empty()) return tally;
   std::ostringstream story;
-  story << "Again: script/faults --kind " << kind.name << " --seed " << seed << "\n\n"
+  story << "Again: script/faults --kind " << kind.name << " --seed " << seed << " --round-seconds "
+        << options.round / kSecond << "\n\n"
         << Story(history, violations[0]);
   const size_t shown = std::min(violations.size(), size_t{8});
   for (size_t i = 1; i < shown; i++) {
@@ -196,7 +203,7 @@ void PrintSummary(const std::vector<Kind>& kinds, const std::map<std::string, Ta
             << "LOCK.INFO looked at " << all.traffic.infos << " times.\n"
             << "Errors that clients got over:";
   for (const auto& [word, count] : all.traffic.errors) std::cout << ' ' << word << ' ' << count;
-  std::cout << "\nIn " << length / kSecond << " s: "
+  std::cout << "\nRequests: " << all.traffic.requests << ". In " << length / kSecond << " s: "
             << all.operations / std::max<uint64_t>(1, static_cast<uint64_t>(length / kSecond))
             << " operations a second, over all rounds with their starts and checks.\n";
   for (const Kind& kind : kinds) {
@@ -207,6 +214,13 @@ void PrintSummary(const std::vector<Kind>& kinds, const std::map<std::string, Ta
 
 int RunCampaign(const Options& options) {
   const std::vector<Kind> kinds = AllKinds();
+  for (const std::string& name : options.kinds) {
+    if (std::none_of(kinds.begin(), kinds.end(),
+                     [&](const Kind& kind) { return kind.name == name; })) {
+      std::cerr << "faults: there is no kind " << name << "; --list names them\n";
+      return 2;
+    }
+  }
   std::vector<const Kind*> chosen;
   for (const Kind& kind : kinds) {
     const bool named =
@@ -218,10 +232,6 @@ int RunCampaign(const Options& options) {
     }
     if (named || (options.kinds.empty() && possible)) chosen.push_back(&kind);
   }
-  if (chosen.empty()) {
-    std::cerr << "faults: no such kind; --list names them\n";
-    return 2;
-  }
   auto* complaints = new Complaints;  // which belongs to GoogleTest
   ::testing::UnitTest::GetInstance()->listeners().Append(complaints);
 
@@ -231,13 +241,14 @@ int RunCampaign(const Options& options) {
   const Time begin = Now();
   uint64_t violations = 0;
   uint64_t number = 0;
-  // In each turn every kind has a round, in another order.
-  while (Now() - begin < options.length && (violations == 0 || options.keep_going)) {
+  const auto goes_on = [&] { return violations == 0 || options.keep_going; };
+  // In each turn every kind has a round, in another order. The first turn is finished in any case.
+  while (goes_on() && (number == 0 || Now() - begin < options.length)) {
     std::vector<const Kind*> turn = chosen;
     std::mt19937_64 order(options.seed + number);
     for (size_t i = turn.size(); i > 1; i--) std::swap(turn[i - 1], turn[order() % i]);
     for (const Kind* kind : turn) {
-      if (Now() - begin >= options.length || (violations > 0 && !options.keep_going)) break;
+      if (!goes_on() || (number >= chosen.size() && Now() - begin >= options.length)) break;
       const Tally tally = RunRound(options, *kind, options.seed + number, *complaints);
       violations += tally.violations;
       tallies[kind->name].Add(tally);

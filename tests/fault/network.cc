@@ -124,7 +124,6 @@ std::string Network::NamespaceOf(int host) const {
   return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(SpaceOf(host));
 }
 
-bool Network::Enter(int host) const { return setns(SpaceOf(host), CLONE_NEWNET) == 0; }
 
 void Network::PartitionOneWay(const std::vector<int>& from, const std::vector<int>& to) const {
   std::string addresses;

@@ -45,10 +45,6 @@ class Network {
   // For ServerOptions::network_namespace. Valid as long as the Network is.
   std::string NamespaceOf(int host) const;
 
-  // Moves the calling thread to a host, e.g. in a child process before exec, or for a client that
-  // is not with the driver. System calls only. False if it cannot.
-  bool Enter(int host) const;
-
   // Drops the packets between each of the one group and each of the other, also those of
   // connections that are open. Partitions add up.
   void Partition(const std::vector<int>& group, const std::vector<int>& other) const;

@@ -12,6 +12,7 @@
 #include <iostream>
 #include <random>
 #include <sstream>
+#include <stdexcept>
 #include <utility>
 
 #include "fault/driver.h"
@@ -59,12 +60,16 @@ ProcessClient::~ProcessClient() {
   if (!path_.empty()) std::filesystem::remove(path_, ignored);
 }
 
-void ProcessClient::Stop() const { kill(pid_, SIGSTOP); }
-void ProcessClient::Continue() const { kill(pid_, SIGCONT); }
+// Never to -1, which is everybody.
+void ProcessClient::Signal(int signal) const {
+  if (pid_ > 0) kill(pid_, signal);
+}
+void ProcessClient::Stop() const { Signal(SIGSTOP); }
+void ProcessClient::Continue() const { Signal(SIGCONT); }
 
 void ProcessClient::Kill() {
-  kill(pid_, SIGKILL);
-  waitpid(pid_, nullptr, 0);
+  Signal(SIGKILL);
+  if (pid_ > 0) waitpid(pid_, nullptr, 0);
   pid_ = -1;
   Collect();
 }
@@ -81,6 +86,7 @@ void ProcessClient::Restart() {
   for (size_t i = 0; i < arguments.size(); i++) pointers.at(i) = arguments.at(i).data();
   const pid_t parent = getpid();
   pid_ = fork();
+  if (pid_ < 0) throw std::runtime_error("no process for a client");
   if (pid_ != 0) return;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(126);
@@ -89,9 +95,9 @@ void ProcessClient::Restart() {
 }
 
 void ProcessClient::Finish() {
-  kill(pid_, SIGTERM);
-  kill(pid_, SIGCONT);
-  waitpid(pid_, nullptr, 0);
+  Signal(SIGTERM);
+  Signal(SIGCONT);
+  if (pid_ > 0) waitpid(pid_, nullptr, 0);
   pid_ = -1;
   Collect();
 }
@@ -102,8 +108,15 @@ void ProcessClient::Collect() {
   std::stringstream whole;
   for (std::string line; std::getline(file, line) && !file.eof();) whole << line << '\n';
   const History more = ReadHistory(whole);
-  history_.operations.insert(history_.operations.end(), more.operations.begin(),
-                             more.operations.end());
+  for (const Operation& op : more.operations) {
+    // An answer takes the place of what was written down before it came.
+    std::vector<Operation>& all = history_.operations;
+    if (!all.empty() && all.back().answer == Answer::kLost && all.back().verb == op.verb &&
+        all.back().owner == op.owner && all.back().sent == op.sent) {
+      all.pop_back();
+    }
+    all.push_back(op);
+  }
   file.close();
   std::filesystem::resize_file(path_, 0);
 }

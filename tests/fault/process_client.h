@@ -38,6 +38,7 @@ class ProcessClient {
   static int Main(int count, char** arguments);
 
  private:
+  void Signal(int signal) const;
   void Collect();
 
   int port_;

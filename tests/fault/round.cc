@@ -1,6 +1,7 @@
 #include "fault/round.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <sstream>
 #include <utility>
 
@@ -79,9 +80,10 @@ std::vector<Violation> Round::TakeViolations() {
 }
 
 bool Round::AwaitFollower(const Server& primary, const Server& replica) {
+  // 0 of a server that does not answer.
   const auto last_token = [](Client& client) {
     const std::string token = InfoField(client, "turnstile", "turnstile_last_token");
-    return token.empty() ? int64_t{0} : std::stoll(token);
+    return std::strtoll(token.c_str(), nullptr, 10);
   };
   // Connections end when a role changes, so each look has one of its own.
   const bool follows = Eventually(
@@ -89,7 +91,8 @@ bool Round::AwaitFollower(const Server& primary, const Server& replica) {
         Client of_primary = primary.Connect();
         Client of_replica = replica.Connect();
         const int64_t token = last_token(of_primary);
-        return InfoField(of_replica, "replication", "master_port") ==
+        return token > 0 &&
+               InfoField(of_replica, "replication", "master_port") ==
                    std::to_string(primary.port()) &&
                testing::LinkIsUp(of_replica) &&
                Eventually([&] { return last_token(of_replica) >= token; });

@@ -360,12 +360,19 @@ bool Simulator::IsExcused(const Violation& violation) const {
            std::abs(first.answered - second.answered) < kMillisecond + jitter_;
   }
   if (violation.check == "C1" || (violation.check == "C2" && second.verb == Verb::kWrite)) {
-    // With older data a hold may come back that its owner had lost by a closed connection and asks
-    // for again. Only what the token guards is safe from it.
+    // With older data a hold may come back that its owner had lost, by a closed connection or with
+    // its answer, and asks for again. Only what the token guards is safe from it.
     const Operation& older = TokenOf(first) < TokenOf(second) ? first : second;
-    return std::any_of(history_.marks.begin(), history_.marks.end(), [&](const Mark& mark) {
-      return mark.kind == Mark::Kind::kLossy && mark.begin <= older.sent;
-    });
+    const bool lost_writes =
+        std::any_of(history_.marks.begin(), history_.marks.end(), [&](const Mark& mark) {
+          return mark.kind == Mark::Kind::kLossy && mark.begin <= older.sent;
+        });
+    return lost_writes && std::any_of(history_.operations.begin(), history_.operations.end(),
+                                      [&](const Operation& op) {
+                                        return (op.verb == Verb::kClose || op.retry) &&
+                                               op.owner == older.owner && op.lock == older.lock &&
+                                               op.sent <= older.sent;
+                                      });
   }
   if (violation.check == "C2" && second.answer == Answer::kYes) {
     // An owner that held several locks may have one of them in the place of another.
@@ -1133,6 +1140,10 @@ void Simulator::StepClock(size_t number, Time amount) {
   Count(Thing::kClockSteps);
   nodes_[number].clock_offset += amount;
   Note(Mark::Kind::kStep, kAllLocks, now_, now_, amount, "clock");
+  const Time grace_end = TimeOf(number, nodes_[number].server->GraceEnd()) + 3 * kMillisecond;
+  if (grace_end > now_) {
+    Note(Mark::Kind::kUnavailable, kAllLocks, now_, grace_end, 0, "in its grace, for longer");
+  }
   TurnAt(number, now_);
 }
 

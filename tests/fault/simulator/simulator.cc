@@ -360,19 +360,12 @@ bool Simulator::IsExcused(const Violation& violation) const {
            std::abs(first.answered - second.answered) < kMillisecond + jitter_;
   }
   if (violation.check == "C1" || (violation.check == "C2" && second.verb == Verb::kWrite)) {
-    // With older data a hold may come back that its owner had lost, by a closed connection or with
-    // its answer, and asks for again. Only what the token guards is safe from it.
+    // With older data a hold may come back that its owner had lost or released, without knowing so:
+    // it goes on with it. Only what the token guards is safe from it.
     const Operation& older = TokenOf(first) < TokenOf(second) ? first : second;
-    const bool lost_writes =
-        std::any_of(history_.marks.begin(), history_.marks.end(), [&](const Mark& mark) {
-          return mark.kind == Mark::Kind::kLossy && mark.begin <= older.sent;
-        });
-    return lost_writes && std::any_of(history_.operations.begin(), history_.operations.end(),
-                                      [&](const Operation& op) {
-                                        return (op.verb == Verb::kClose || op.retry) &&
-                                               op.owner == older.owner && op.lock == older.lock &&
-                                               op.sent <= older.sent;
-                                      });
+    return std::any_of(history_.marks.begin(), history_.marks.end(), [&](const Mark& mark) {
+      return mark.kind == Mark::Kind::kLossy && mark.begin <= older.sent;
+    });
   }
   if (violation.check == "C2" && second.answer == Answer::kYes) {
     // An owner that held several locks may have one of them in the place of another.
@@ -1072,6 +1065,12 @@ void Simulator::Switch(size_t number) {
   Promote(number);
 }
 
+// When writes were lost a hold that was released may be back, and live for longer by a step back of
+// the clock. Nobody can tell then how long.
+Time Simulator::ReturnedUntil(Time step) const {
+  return lossy_ && step < 0 ? now_ - step + Longest() : now_;
+}
+
 // From now on this server decides.
 void Simulator::Promote(size_t number) {
   Node& node = nodes_[number];
@@ -1080,7 +1079,8 @@ void Simulator::Promote(size_t number) {
     Note(Mark::Kind::kStep, kAllLocks, crashed_at_, now_, skew, "another server's clock");
   }
   const Time grace_end = now_ + ToTime(settings_.grace) + 3 * kMillisecond;
-  Note(Mark::Kind::kUnavailable, kAllLocks, crashed_at_, grace_end, 0, "down, and in its grace");
+  Note(Mark::Kind::kUnavailable, kAllLocks, crashed_at_, std::max(grace_end, ReturnedUntil(skew)),
+       0, "down, and in its grace");
   if (lost_writes_) Note(Mark::Kind::kLossy, kAllLocks, crashed_at_, now_, 0, "writes lost");
   primary_ = number;
   node.up = true;
@@ -1141,8 +1141,9 @@ void Simulator::StepClock(size_t number, Time amount) {
   nodes_[number].clock_offset += amount;
   Note(Mark::Kind::kStep, kAllLocks, now_, now_, amount, "clock");
   const Time grace_end = TimeOf(number, nodes_[number].server->GraceEnd()) + 3 * kMillisecond;
-  if (grace_end > now_) {
-    Note(Mark::Kind::kUnavailable, kAllLocks, now_, grace_end, 0, "in its grace, for longer");
+  const Time until = std::max(grace_end, ReturnedUntil(amount));
+  if (until > now_) {
+    Note(Mark::Kind::kUnavailable, kAllLocks, now_, until, 0, "in its grace, for longer");
   }
   TurnAt(number, now_);
 }

@@ -272,6 +272,7 @@ class Simulator {
   void Note(Mark::Kind kind, uint32_t lock, Time begin, Time end, Time amount, const char* what);
   // After this, nothing that was asked before has an effect any more.
   Time Longest() const;
+  Time ReturnedUntil(Time step) const;
 
   Random random_;
   Time now_ = 0;

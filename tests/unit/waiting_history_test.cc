@@ -1588,8 +1588,9 @@ class History {
   void TimeOut() {
     const std::vector<int> calls = model_.TimeOut(now_ms());
     for (const int call : calls) {
-      if (edge_.parked.at(call)->deadline() == edge_.TickOf(now()))
+      if (edge_.parked.at(call)->deadline() == edge_.TickOf(now())) {
         Count(kTimedOutToTheMillisecond);
+      }
       ExpectOneAnswer(call);
       Count(kTimedOut);
     }

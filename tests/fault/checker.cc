@@ -421,7 +421,10 @@ class Checker {
       certain.entitled_until = std::min(certain.entitled_until, op.sent);
     }
     if (op.answer == Answer::kYes || op.answer == Answer::kNo) {
-      known.hold->possible_until = std::min(known.hold->possible_until, op.answered + linger);
+      // One that was over may still be stored, and live again when the clock is set back.
+      const Time gone = op.answered + linger;
+      const Time latest = op.answer == Answer::kNo ? AtLatest(op.sent, gone) : gone;
+      known.hold->possible_until = std::min(known.hold->possible_until, latest);
     }
   }
 

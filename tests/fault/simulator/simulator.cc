@@ -120,6 +120,7 @@ void Simulator::Begin(uint64_t seed) {
   lives_ = 0;
   next_owner_ = 0;
   highest_token_ = 0;
+  set_back_ = 0;
   events_.clear();
   connections_.assign(1, Connection{.open_at_client = false, .open_at_server = false});
   calls_.clear();
@@ -949,7 +950,8 @@ void Simulator::StrikeData(Disaster disaster) {
       renamed_onto_[to] = true;
       server.Rename(lock, to, moment);
       Note(Mark::Kind::kForced, lock, now_, now_, 0, "RENAME");
-      Note(Mark::Kind::kForced, to, now_, now_, Longest(), "RENAME");
+      // What is brought here may last for longer by a clock that was set back before.
+      Note(Mark::Kind::kForced, to, now_, now_, Longest() + set_back_, "RENAME");
       break;
     }
     default:
@@ -1075,6 +1077,7 @@ Time Simulator::ReturnedUntil(Time step) const {
 void Simulator::Promote(size_t number) {
   Node& node = nodes_[number];
   const Time skew = node.clock_offset - nodes_[primary_].clock_offset;
+  set_back_ += std::max(-skew, Time{0});
   if (skew != 0) {
     Note(Mark::Kind::kStep, kAllLocks, crashed_at_, now_, skew, "another server's clock");
   }
@@ -1139,6 +1142,7 @@ void Simulator::Rejoin(size_t number) {
 void Simulator::StepClock(size_t number, Time amount) {
   Count(Thing::kClockSteps);
   nodes_[number].clock_offset += amount;
+  set_back_ += std::max(-amount, Time{0});
   Note(Mark::Kind::kStep, kAllLocks, now_, now_, amount, "clock");
   const Time grace_end = TimeOf(number, nodes_[number].server->GraceEnd()) + 3 * kMillisecond;
   const Time until = std::max(grace_end, ReturnedUntil(amount));

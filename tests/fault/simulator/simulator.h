@@ -312,6 +312,7 @@ class Simulator {
   std::array<int64_t, kLocks> register_{};  // the highest token that it was shown
   std::array<bool, kLocks> renamed_onto_{};
   int64_t highest_token_ = 0;  // that was told
+  Time set_back_ = 0;          // by all steps back of the clocks
   Server::Ledger ledger_{};
   History history_;
   std::vector<Violation> violations_;

@@ -124,7 +124,6 @@ std::string Network::NamespaceOf(int host) const {
   return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(SpaceOf(host));
 }
 
-
 void Network::PartitionOneWay(const std::vector<int>& from, const std::vector<int>& to) const {
   std::string addresses;
   for (const int host : from) addresses += (addresses.empty() ? "" : ", ") + AddressOf(host);

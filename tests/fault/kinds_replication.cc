@@ -1,12 +1,13 @@
 // Faults of a primary and its replica.
 
 #include <array>
-#include <memory>
+#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "fault/round.h"
+#include "support/clock.h"
 #include "support/eventually.h"
 #include "support/failover.h"
 #include "support/lock_test.h"
@@ -16,7 +17,7 @@ namespace turnstile::fault {
 namespace {
 
 using testing::Client;
-using testing::Command;
+using testing::ClockShift;
 using testing::Eventually;
 using testing::InfoField;
 using testing::Milliseconds;
@@ -26,18 +27,15 @@ using Marked = Mark::Kind;
 
 constexpr Milliseconds kSynchronised{20000};
 
-// Two servers, of which one follows the other.
+// Two servers, of which one follows the other. Each has a clock of its own.
 class Couple {
  public:
-  Couple(Round& round, const Args& args)
-      : round_(round),
-        servers_{std::make_unique<Server>(testing::ServerOptions{.args = args}),
-                 std::make_unique<Server>(testing::ServerOptions{.args = args})} {
+  Couple(Round& round, const Args& args) : round_(round), nodes_{Node(args), Node(args)} {
     Follow();
   }
 
-  Server& primary() { return *servers_.at(primary_); }
-  Server& replica() { return *servers_.at(1 - primary_); }
+  Server& primary() { return nodes_.at(primary_).server; }
+  Server& replica() { return nodes_.at(1 - primary_).server; }
   Address address() { return {.port = primary().port()}; }
 
   // The replica follows the primary, and has what it has.
@@ -51,6 +49,12 @@ class Couple {
 
   void Swap() { primary_ = 1 - primary_; }
 
+  // How far the replica's clock is ahead of the primary's.
+  Time skew() const { return nodes_.at(1 - primary_).ahead - nodes_.at(primary_).ahead; }
+  // Sets a clock so far ahead of the true one. Returns the step.
+  Time SetPrimaryClock(Time ahead) { return nodes_.at(primary_).SetClock(ahead); }
+  Time SetReplicaClock(Time ahead) { return nodes_.at(1 - primary_).SetClock(ahead); }
+
   void CheckCopies() {
     Client of_primary = primary().Connect();
     Client of_replica = replica().Connect();
@@ -58,8 +62,22 @@ class Couple {
   }
 
  private:
+  struct Node {
+    explicit Node(const Args& args) : server({.args = args, .environment = clock.environment()}) {}
+
+    Time SetClock(Time to) {
+      Client client = server.Connect();
+      clock.Set(std::chrono::microseconds(to), client);
+      return to - std::exchange(ahead, to);
+    }
+
+    ClockShift clock;
+    Server server;
+    Time ahead = 0;
+  };
+
   Round& round_;
-  std::array<std::unique_ptr<Server>, 2> servers_;
+  std::array<Node, 2> nodes_;
   size_t primary_ = 0;
 };
 
@@ -76,70 +94,123 @@ Args Synchronisation(Round& round) {
 }
 
 // The replica hears nothing of the last grants, the primary dies, the replica is promoted.
-void LossyFailover(Round& round) {
-  Args args = Synchronisation(round);
+void FailOverLossy(Round& round, Couple& couple) {
+  const Mark lossy = round.Begin(Marked::kLossy, "a failover that loses writes");
+  couple.replica().Connect().Do("REPLICAOF", "127.0.0.1", testing::kNowhere);
+  round.LetWork(0, 150 * kMillisecond);
+  couple.primary().Kill9();
+  round.driver().NewLife();
+  couple.replica().Connect().Do("REPLICAOF", "NO", "ONE");
+  couple.Swap();
+  round.End(lossy);
+  round.driver().Go(couple.address());
+  round.Count("kill -9 of the primary, lossy failover");
+  round.CountFailover();
+}
+
+// After that: the old primary, which has nothing any more, follows the new one.
+void Rejoin(Couple& couple) {
+  couple.replica().Restart();
+  couple.Follow();
+}
+
+// Nothing is lost, and nothing may be.
+void FailOverPlanned(Round& round, Couple& couple) {
+  Client client = couple.primary().Connect();
+  if (round.OneIn(2)) {
+    client.Do("FAILOVER", "TO", "127.0.0.1", couple.replica().port());
+    round.Expect(Eventually(
+                     [&] {
+                       return InfoField(client, "replication", "master_failover_state") ==
+                                  "no-failover" &&
+                              InfoField(client, "replication", "role") == "slave";
+                     },
+                     kSynchronised),
+                 "C4", "FAILOVER does not come to its end");
+    round.Count("FAILOVER");
+  } else {
+    // As an operator does it by hand.
+    client.Do("CLIENT", "PAUSE", 10000, "WRITE");
+    Client next = couple.replica().Connect();
+    Eventually(
+        [&] {
+          return InfoField(client, "replication", "master_repl_offset") ==
+                 InfoField(next, "replication", "slave_repl_offset");
+        },
+        kSynchronised);
+    next.Do("REPLICAOF", "NO", "ONE");
+    client.Do("REPLICAOF", "127.0.0.1", couple.replica().port());
+    client.Do("CLIENT", "UNPAUSE");
+    round.Count("REPLICAOF, writes paused");
+  }
+  round.CountFailover();
+  round.driver().NewLife();
+  couple.Swap();
+  round.driver().Go(couple.address());
+}
+
+Args WithGraceOfShortLeases(Args args) {
   args.insert(args.end(), kGraceOfShortLeases.begin(), kGraceOfShortLeases.end());
-  Couple couple(round, args);
-  Driver& driver = round.Start(ShortLeases(), couple.address());
+  return args;
+}
+
+void LossyFailover(Round& round) {
+  Couple couple(round, WithGraceOfShortLeases(Synchronisation(round)));
+  round.Start(ShortLeases(), couple.address());
   while (!round.over()) {
     round.LetWork(20 * kMillisecond, 400 * kMillisecond);
-    const Mark lossy = round.Begin(Marked::kLossy, "a failover that loses writes");
-    couple.replica().Connect().Do("REPLICAOF", "127.0.0.1", testing::kNowhere);
-    round.LetWork(0, 150 * kMillisecond);
-    couple.primary().Kill9();
-    driver.NewLife();
-    couple.replica().Connect().Do("REPLICAOF", "NO", "ONE");
-    couple.Swap();
-    round.End(lossy);
-    driver.Go(couple.address());
-    round.Count("kill -9 of the primary, lossy failover");
-    round.CountFailover();
-    couple.replica().Restart();
-    couple.Follow();
+    FailOverLossy(round, couple);
+    Rejoin(couple);
   }
   round.Finish();
   couple.CheckCopies();
 }
 
-// Nothing is lost, and nothing may be.
 void PlannedFailover(Round& round) {
   Couple couple(round, Synchronisation(round));
-  Driver& driver = round.Start(ForgetfulSessions(), couple.address());
+  round.Start(ForgetfulSessions(), couple.address());
   while (!round.over()) {
     round.LetWork(20 * kMillisecond, 300 * kMillisecond);
-    Client client = couple.primary().Connect();
-    const bool by_command = round.OneIn(2);
-    if (by_command) {
-      client.Do("FAILOVER", "TO", "127.0.0.1", couple.replica().port());
-      round.Expect(Eventually(
-                       [&] {
-                         return InfoField(client, "replication", "master_failover_state") ==
-                                    "no-failover" &&
-                                InfoField(client, "replication", "role") == "slave";
-                       },
-                       kSynchronised),
-                   "C4", "FAILOVER does not come to its end");
-      round.Count("FAILOVER");
-    } else {
-      // As an operator does it by hand.
-      client.Do("CLIENT", "PAUSE", 10000, "WRITE");
-      Client next = couple.replica().Connect();
-      Eventually(
-          [&] {
-            return InfoField(client, "replication", "master_repl_offset") ==
-                   InfoField(next, "replication", "slave_repl_offset");
-          },
-          kSynchronised);
-      next.Do("REPLICAOF", "NO", "ONE");
-      client.Do("REPLICAOF", "127.0.0.1", couple.replica().port());
-      client.Do("CLIENT", "UNPAUSE");
-      round.Count("REPLICAOF, writes paused");
-    }
-    round.CountFailover();
-    driver.NewLife();
-    couple.Swap();
-    driver.Go(couple.address());
+    FailOverPlanned(round, couple);
     couple.AwaitLink();
+  }
+  round.Finish();
+  couple.CheckCopies();
+}
+
+// For who holds something, a failover to a server with another clock is a step of the clock. They
+// are apart by less than the margin.
+void SkewedFailover(Round& round) {
+  static constexpr Time kFarthest = kSecond;
+  Couple couple(round, WithGraceOfShortLeases(Synchronisation(round)));
+  round.Start(ShortLeases(), couple.address());
+  const auto any = [&] {
+    const Time size = round.OneIn(2) ? kFarthest : kFarthest / 10;
+    return round.Between(-size, size);
+  };
+  while (!round.over()) {
+    round.LetWork(20 * kMillisecond, 300 * kMillisecond);
+    if (round.OneIn(4)) {
+      const Mark step = round.Begin(Marked::kStep, "the wall clock of the primary is moved");
+      round.End(step, couple.SetPrimaryClock(any()));
+      round.Count("clock of the primary moved");
+    }
+    couple.SetReplicaClock(any());
+    const Time skew = couple.skew();
+    const Mark step = round.Begin(Marked::kStep, "a failover to a server with another clock");
+    const bool lossy = round.OneIn(2);
+    if (lossy) {
+      FailOverLossy(round, couple);
+    } else {
+      FailOverPlanned(round, couple);
+    }
+    round.End(step, skew);
+    round.Count(skew > 0 ? "failover to a clock ahead" : "failover to a clock behind");
+    if (lossy) {
+      Rejoin(couple);
+    } else {
+      couple.AwaitLink();
+    }
   }
   round.Finish();
   couple.CheckCopies();
@@ -195,6 +266,8 @@ std::vector<Kind> ReplicationKinds() {
       {"lossy-failover", "kill -9 of a primary whose replica missed the last grants, under a grace",
        &LossyFailover},
       {"planned-failover", "FAILOVER, and REPLICAOF while writes are paused", &PlannedFailover},
+      {"skewed-failover", "both, between servers whose wall clocks differ by up to 2 s, and step",
+       &SkewedFailover},
       {"replica", "kill -9 of the replica and of both, every way to synchronise", &KillReplica},
   };
 }

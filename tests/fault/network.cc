@@ -152,18 +152,6 @@ void Network::Heal() const {
   }
 }
 
-bool Network::Delay(int host, testing::Milliseconds time) const {
-  const std::string interface = host == kDriver ? "bridge0" : kInterface;
-  std::string ignored;
-  if (time.count() == 0) {
-    Run(host, {"tc", "qdisc", "del", "dev", interface, "root"}, "", &ignored);
-    return true;
-  }
-  const std::string delay = std::to_string(time.count()) + "ms";
-  return Run(host, {"tc", "qdisc", "replace", "dev", interface, "root", "netem", "delay", delay},
-             "", &ignored);
-}
-
 bool Network::Run(int host, std::vector<std::string> arguments, const std::string& input,
                   std::string* output) const {
   const int in = memfd_create("input", MFD_CLOEXEC);

@@ -55,9 +55,6 @@ class Network {
   // Ends all partitions. Connections go on when TCP sends again.
   void Heal() const;
 
-  // Holds back what a host sends. False if the kernel cannot (tc netem). 0: no longer.
-  bool Delay(int host, testing::Milliseconds time) const;
-
  private:
   void Build() const;
   void Leave() const;

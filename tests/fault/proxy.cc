@@ -101,11 +101,6 @@ Proxy::~Proxy() {
   close(wake_);
 }
 
-void Proxy::SetTarget(int port) {
-  const std::lock_guard guard(mutex_);
-  target_ = port;
-}
-
 void Proxy::SetRequestDelay(Milliseconds delay) {
   const std::lock_guard guard(mutex_);
   request_delay_ = delay;

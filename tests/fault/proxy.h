@@ -48,9 +48,6 @@ class Proxy {
 
   // All of these may be called by any thread, and count when they return.
 
-  // For connections made from now on. The others stay with their server.
-  void SetTarget(int port);
-
   // How long bytes are held back, counted from when the proxy has read them. What is on its way
   // keeps its delay.
   void SetRequestDelay(testing::Milliseconds delay);
@@ -116,6 +113,7 @@ class Proxy {
   static void Close(const Connection& connection, bool reset);
   void Reset(const Connection& connection);
 
+  const int target_;
   int listener_ = -1;
   int epoll_ = -1;
   int wake_ = -1;  // an eventfd
@@ -124,7 +122,6 @@ class Proxy {
   // Protects all that follows. The proxy's thread has it except while it waits.
   mutable std::mutex mutex_;
   bool stop_ = false;
-  int target_ = 0;
   testing::Milliseconds request_delay_{0};
   testing::Milliseconds reply_delay_{0};
   bool drop_replies_ = false;

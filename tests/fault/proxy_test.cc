@@ -192,16 +192,6 @@ TEST_F(ProxyTest, CutsInABlackholeToo) {
   EXPECT_EQ(late.Read(), kPong);
 }
 
-TEST_F(ProxyTest, ServesAnotherTarget) {
-  const Server other;
-  Client before(proxy_.port());
-  EXPECT_EQ(before.Do("PING"), kPong);
-  proxy_.SetTarget(other.port());
-  Client after(proxy_.port());
-  EXPECT_EQ(InfoField(before, "server", "tcp_port"), std::to_string(server().port()));
-  EXPECT_EQ(InfoField(after, "server", "tcp_port"), std::to_string(other.port()));
-}
-
 TEST_F(ProxyTest, ALostGrantIsGotAgain) {
   Client through(proxy_.port());
   EXPECT_EQ(through.Do("PING"), kPong);

@@ -349,7 +349,7 @@ void RunCuts(const AofFiles& files, const std::vector<size_t>& cuts, std::atomic
       CheckLog(server);
     } catch (const std::exception& violation) {
       next = cuts.size();
-      const std::string kept = std::filesystem::temp_directory_path() / "violation-aof";
+      const std::string kept = KeptAs("violation-aof");
       std::filesystem::create_directories(kept);
       files.WriteTo(kept, std::string_view(files.bytes).substr(0, cut));
       Report("AOF, cut after byte " + std::to_string(cut), kept, violation.what());
@@ -382,7 +382,7 @@ void RunDamaged(const AofFiles& files, const FilesOptions& options, const std::s
       CheckAllLocks(client, Ttl::kAny);
       CheckLog(server);
     } catch (const std::exception& violation) {
-      const std::string kept = std::filesystem::temp_directory_path() / "violation-aof";
+      const std::string kept = KeptAs("violation-aof");
       std::filesystem::create_directories(kept);
       files.WriteTo(kept, damaged);
       Report(name + ", damaged file " + std::to_string(i), kept, violation.what());

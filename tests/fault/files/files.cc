@@ -33,6 +33,12 @@
 
 namespace turnstile::testing {
 
+std::string KeptAs(const std::string& name) {
+  const std::filesystem::path folder = "build/faults";
+  std::filesystem::create_directories(folder);
+  return folder / name;
+}
+
 void Report(const std::string& file, const std::string& kept, const char* what) {
   throw Violation(file + ", kept as " + kept + ": " + what);
 }

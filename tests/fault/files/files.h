@@ -30,6 +30,9 @@ struct Violation : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Where something of this name is kept for whoever looks into it: beside the campaign's histories.
+std::string KeptAs(const std::string& name);
+
 // `what` happened to this file, of which a copy is kept.
 [[noreturn]] void Report(const std::string& file, const std::string& kept, const char* what);
 

@@ -1,6 +1,5 @@
 // Starts on RDB files that were cut or damaged.
 
-#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -62,8 +61,7 @@ void Run(const FilesOptions& options, Table& table, Checksum checksum, const cha
       CheckAllLocks(client, checked ? Ttl::kOfTheLeases : Ttl::kAny);
       CheckLog(server);
     } catch (const Violation& violation) {
-      const std::string kept =
-          std::filesystem::temp_directory_path() / ("violation-" + std::to_string(i) + ".rdb");
+      const std::string kept = KeptAs("violation-" + std::to_string(i) + ".rdb");
       WriteWhole(kept, damaged);
       Report(what + ", file " + std::to_string(i), kept, violation.what());
     }

@@ -57,6 +57,12 @@ void KillAndRestart(Round& round, Server& server, const std::string& fault) {
 }
 
 // A process that is killed loses nothing that it had written to its AOF before it answered.
+// Returns when the AOF has been written anew.
+void RewriteAof(Client& client) {
+  client.Do("BGREWRITEAOF");
+  testing::Eventually([&] { return testing::RewritesNoAof(client); }, kRewritten);
+}
+
 void RestartWithAof(Round& round) {
   Args args = testing::Aof(round.OneIn(2) ? "yes" : "no");
   if (round.OneIn(2)) args.insert(args.end(), {"--appendfsync", "no"});
@@ -149,8 +155,7 @@ void CutAof(Round& round) {
     // A transaction that was cut within a command stays open in the file, and swallows what is
     // written behind it (seen on Redis 7.0): the file is written anew.
     Client client = server.Connect();
-    client.Do("BGREWRITEAOF");
-    testing::Eventually([&] { return testing::RewritesNoAof(client); }, kRewritten);
+    RewriteAof(client);
   }
   round.Finish();
 }
@@ -186,7 +191,10 @@ void Reload(Round& round) {
   }
   round.Finish();
   round.CheckKept(server, [&] { client.Do("DEBUG", "RELOAD"); });
-  round.CheckKept(server, [&] { KillAndRestart(round, server, "kill -9, AOF"); });
+  round.CheckKept(server, [&] {
+    RewriteAof(client);
+    KillAndRestart(round, server, "kill -9, AOF");
+  });
 }
 
 // --- Strangers ----------------------------------------------------------------------------------

@@ -11,7 +11,6 @@
 #include "support/lock_test.h"
 #include "support/reply.h"
 #include "support/resp3.h"
-#include "support/server.h"
 
 namespace turnstile::fault {
 namespace {
@@ -23,7 +22,6 @@ using testing::InfoField;
 using testing::Milliseconds;
 using testing::RawConnection;
 using testing::Reply;
-using testing::Server;
 using testing::SharedServerTest;
 
 const Reply kPong = Reply::Status("PONG");

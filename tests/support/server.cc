@@ -42,7 +42,7 @@ constexpr int kPorts = 12000;
 
 constexpr Milliseconds kStopWithin{15000};
 
-constexpr std::array kCrashSigns = {"AddressSanitizer", "runtime error:", "BUG REPORT START",
+constexpr std::array kCrashSigns = {"ERROR: AddressSanitizer", "runtime error:", "BUG REPORT START",
                                     "crashed by signal", "ASSERTION FAILED"};
 
 std::string EnvironmentOr(const char* name, const char* fallback) {
@@ -99,6 +99,10 @@ std::vector<std::string> ServerEnvironment(const std::vector<std::string>& chang
   std::string preload = EnvironmentOr("TURNSTILE_SERVER_PRELOAD", "");
   if (!preload.empty() && std::getenv("UBSAN_OPTIONS") == nullptr) {
     result.push_back("UBSAN_OPTIONS=print_stacktrace=1");
+  }
+  if (!preload.empty() && std::getenv("ASAN_OPTIONS") == nullptr) {
+    // A server asks for as much memory as a payload claims to need, and expects a null then.
+    result.push_back("ASAN_OPTIONS=allocator_may_return_null=1");
   }
   const std::string ld_preload = "LD_PRELOAD=";
   for (const std::string& change : changes) {

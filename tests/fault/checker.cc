@@ -366,7 +366,7 @@ class Checker {
       ++findings_.holds;
       CheckToken(i, asked);
       if (known.hold != nullptr) {
-        known.hold->possible_until = std::min(known.hold->possible_until, op.answered);
+        IsGone(*known.hold, op, op.answered);
         // What lingered is replaced.
         for (Certain& certain : known.hold->certain) {
           certain.closed_until = std::min(certain.closed_until, std::max(certain.until, op.sent));
@@ -424,8 +424,15 @@ class Checker {
       // One that was over may still be stored, and live again when the clock is set back.
       const Time gone = op.answered + linger;
       const Time latest = op.answer == Answer::kNo ? AtLatest(op.sent, gone) : gone;
-      known.hold->possible_until = std::min(known.hold->possible_until, latest);
+      IsGone(*known.hold, op, latest);
     }
+  }
+
+  // `op` ended the hold at `latest`, unless that was lost: then it keeps others out for as long as
+  // its lease says to the server that still has it.
+  void IsGone(Hold& hold, const Operation& op, Time latest) const {
+    if (MayBeOlderData(op.sent, op.answered)) return;
+    hold.possible_until = std::min(hold.possible_until, latest);
   }
 
   // The lease begins anew.
@@ -456,7 +463,11 @@ class Checker {
     // It lives through the whole of its last millisecond.
     const Time latest = op.answered + op.lease + kMillisecond + rules_.lease_slack;
     known.hold->live_until = AtLatest(op.sent, latest);
+    const Time before = known.hold->possible_until;
     known.hold->possible_until = AtLatest(op.sent, latest + known.linger);
+    if (MayBeOlderData(op.sent, op.answered)) {
+      known.hold->possible_until = std::max(known.hold->possible_until, before);
+    }
   }
 
   // What lasts from `from` until `until`, if no clock is set forward meanwhile.

@@ -282,6 +282,10 @@ TEST(CheckerTest, FreeLocksAreHandedOver) {
   EXPECT_EQ(ChecksOf({expired(0, 1050), {}}), Checks{});
   EXPECT_EQ(ChecksOf({expired(0, 1150), {}}), Checks{"C4"});
   EXPECT_EQ(ChecksOf({expired(300, 1350), {}}), Checks{});
+  // A release that was lost with a server.
+  EXPECT_EQ(ChecksOf({handed_over(950), {During(Mark::Kind::kLossy, 395, 410)}}), Checks{});
+  EXPECT_EQ(ChecksOf({handed_over(950), {During(Mark::Kind::kLossy, 495, 510)}}), Checks{"C4"});
+  EXPECT_EQ(ChecksOf({handed_over(1150), {During(Mark::Kind::kLossy, 395, 410)}}), Checks{"C4"});
   // The end of a session.
   std::vector<Operation> closed = handed_over(600);
   closed[2] = Op(Verb::kClose, 1, 400, 420, Answer::kYes);

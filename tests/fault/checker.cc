@@ -36,7 +36,8 @@ struct Hold {
   uint16_t limit = 1;
   std::vector<Certain> certain;
   Time possible_until = 0;  // it may keep others out for so long,
-  Time live_until = 0;      // and be its owner's
+  Time live_until = 0;      // and be its owner's;
+  Time over_at = 0;         // without a step of the clock it surely is over then
 };
 
 struct Span {
@@ -459,15 +460,29 @@ class Checker {
         certain.entitled_until = std::min(certain.entitled_until, lossy->begin);
       }
     }
-    if (certain.from < certain.until) known.hold->certain.push_back(certain);
+    if (certain.from < certain.until && !IsRevived(*known.hold, op)) {
+      known.hold->certain.push_back(certain);
+    }
     // It lives through the whole of its last millisecond.
     const Time latest = op.answered + op.lease + kMillisecond + rules_.lease_slack;
+    known.hold->over_at = latest;
     known.hold->live_until = AtLatest(op.sent, latest);
     const Time before = known.hold->possible_until;
     known.hold->possible_until = AtLatest(op.sent, latest + known.linger);
     if (MayBeOlderData(op.sent, op.answered)) {
       known.hold->possible_until = std::max(known.hold->possible_until, before);
     }
+  }
+
+  // A hold that was over, and replaced, is live again where the one that replaced it was lost and
+  // the clock is behind: then nobody holds the lock for certain.
+  bool IsRevived(const Hold& hold, const Operation& op) const {
+    return hold.over_at != 0 && op.sent > hold.over_at &&
+           MayBeOlderData(ops_[hold.op].sent, op.answered) &&
+           std::any_of(steps_.begin(), steps_.end(), [&](const Mark* step) {
+             return step->amount < 0 && step->begin <= op.answered &&
+                    step->end >= ops_[hold.op].sent;
+           });
   }
 
   // What lasts from `from` until `until`, if no clock is set forward meanwhile.

@@ -256,6 +256,17 @@ TEST(CheckerTest, TokensRiseForWhoComesAgain) {
   EXPECT_EQ(ChecksOf({ops, {}}), Checks{"C3"});
 }
 
+// A lost hold, and the one before it, which is live again by a clock that is behind.
+TEST(CheckerTest, WhatWasReplacedMayBeLiveAgain) {
+  Operation revived = Op(Verb::kTouch, 1, 350, 351, Answer::kYes);
+  revived.lease = kSecond;
+  const std::vector<Operation> ops = {Granted(1, 10, 0, 1, 100), Granted(2, 20, 200, 201), revived};
+  const Mark lossy = During(Mark::Kind::kLossy, 300, 310);
+  const Mark back = During(Mark::Kind::kStep, 300, 310, -500);
+  EXPECT_EQ(ChecksOf({ops, {lossy, back}}), Checks{});
+  EXPECT_EQ(ChecksOf({ops, {lossy}}), Checks{"C1"});
+}
+
 TEST(CheckerTest, WaitsEnd) {
   const Operation holder = Granted(9, 1, 0, 1, 60000);
   EXPECT_EQ(ChecksOf({{holder, Null(1, 2, 1602, 500)}, {}}), Checks{"C4"});

@@ -38,6 +38,7 @@ struct Hold {
   Time possible_until = 0;  // it may keep others out for so long,
   Time live_until = 0;      // and be its owner's;
   Time over_at = 0;         // without a step of the clock it surely is over then
+  bool revived = false;     // and yet it was live later
 };
 
 struct Span {
@@ -460,9 +461,9 @@ class Checker {
         certain.entitled_until = std::min(certain.entitled_until, lossy->begin);
       }
     }
-    if (certain.from < certain.until && !IsRevived(*known.hold, op)) {
+    known.hold->revived |= IsRevived(*known.hold, op);
+    if (certain.from < certain.until && !known.hold->revived)
       known.hold->certain.push_back(certain);
-    }
     // It lives through the whole of its last millisecond.
     const Time latest = op.answered + op.lease + kMillisecond + rules_.lease_slack;
     known.hold->over_at = latest;

@@ -260,7 +260,10 @@ TEST(CheckerTest, TokensRiseForWhoComesAgain) {
 TEST(CheckerTest, WhatWasReplacedMayBeLiveAgain) {
   Operation revived = Op(Verb::kTouch, 1, 350, 351, Answer::kYes);
   revived.lease = kSecond;
-  const std::vector<Operation> ops = {Granted(1, 10, 0, 1, 100), Granted(2, 20, 200, 201), revived};
+  Operation touched = Op(Verb::kTouch, 1, 360, 361, Answer::kYes);
+  touched.lease = kSecond;
+  const std::vector<Operation> ops = {Granted(1, 10, 0, 1, 100), Granted(2, 20, 200, 201), revived,
+                                      touched};
   const Mark lossy = During(Mark::Kind::kLossy, 300, 310);
   const Mark back = During(Mark::Kind::kStep, 300, 310, -500);
   EXPECT_EQ(ChecksOf({ops, {lossy, back}}), Checks{});

@@ -462,8 +462,9 @@ class Checker {
       }
     }
     known.hold->revived |= IsRevived(*known.hold, op);
-    if (certain.from < certain.until && !known.hold->revived)
+    if (certain.from < certain.until && !known.hold->revived) {
       known.hold->certain.push_back(certain);
+    }
     // It lives through the whole of its last millisecond.
     const Time latest = op.answered + op.lease + kMillisecond + rules_.lease_slack;
     known.hold->over_at = latest;

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -17,9 +18,11 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <memory>
@@ -157,6 +160,23 @@ class Server {
     return count;
   }
 
+  // Whether a client has sent something that the server has not read yet.
+  bool HasUnread() const {
+    std::ifstream connections("/proc/net/tcp");
+    std::string line;
+    std::getline(connections, line);  // the names of the columns
+    while (std::getline(connections, line)) {
+      // " 0: 0100007F:18EB 0100007F:D2A4 01 00000000:00000000 …": here, there, state, queues
+      unsigned here = 0;
+      unsigned state = 0;
+      unsigned unread = 0;
+      std::sscanf(line.c_str(), " %*d: %*x:%x %*x:%*x %x %*x:%x", &here, &state, &unread);
+      const bool ours = here == static_cast<unsigned>(port_) && state == TCP_ESTABLISHED;
+      if (ours && unread > 0) return true;
+    }
+    return false;
+  }
+
  private:
   static std::string Environment(const char* name, const char* otherwise) {
     const char* value = std::getenv(name);
@@ -194,23 +214,22 @@ class Server {
       _exit(127);
     }
     const std::string mine = "process_id:" + std::to_string(pid_) + "\r\n";
-    for (const auto end = Clock::now() + kPatience; Clock::now() < end;) {
+    const bool up_or_gone = Await([&] {
       if (waitpid(pid_, nullptr, WNOHANG) == pid_) {
         pid_ = -1;
-        return false;
+        return true;
       }
       try {
-        operator_.emplace(turnstile::Address{.port = port}, Clock::now() + 1s);
-        if (Do({"INFO", "server"}).text.find(mine) != std::string::npos) {
-          client_ = std::make_unique<Client>("127.0.0.1", port);
-          return true;
-        }
+        operator_.emplace(turnstile::Address{.port = port_}, Clock::now() + 1s);
+        return Do({"INFO", "server"}).text.find(mine) != std::string::npos;
       } catch (const turnstile::Error&) {
+        return false;
       }
-      std::this_thread::sleep_for(10ms);
-    }
-    Kill();
-    return false;
+    });
+    if (!up_or_gone) Kill();
+    if (pid_ <= 0) return false;
+    client_ = std::make_unique<Client>("127.0.0.1", port);
+    return true;
   }
 
   void Kill() {
@@ -503,7 +522,7 @@ TEST_F(CppClientTest, ShortSilenceCostsNothing) {
   constexpr milliseconds kLease = 1500ms;
   Hold hold = Of({.lease = kLease}).Acquire();
   server_.Signal(SIGSTOP);
-  std::this_thread::sleep_for(kLease * 6 / 10);  // as long as the silence is to last
+  EXPECT_TRUE(Await([this] { return server_.HasUnread(); }));  // asked, and not answered
   server_.Signal(SIGCONT);
   EXPECT_TRUE(server_.AwaitRenewals(4));
   hold.Check();

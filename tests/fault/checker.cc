@@ -481,10 +481,7 @@ class Checker {
   bool IsRevived(const Hold& hold, const Operation& op) const {
     return hold.over_at != 0 && op.sent > hold.over_at &&
            MayBeOlderData(ops_[hold.op].sent, op.answered) &&
-           std::any_of(steps_.begin(), steps_.end(), [&](const Mark* step) {
-             return step->amount < 0 && step->begin <= op.answered &&
-                    step->end >= ops_[hold.op].sent;
-           });
+           IsSetBack(ops_[hold.op].sent, op.answered);
   }
 
   // What lasts from `from` until `until`, if no clock is set forward meanwhile.
@@ -550,6 +547,12 @@ class Checker {
     });
   }
 
+  bool IsSetBack(Time since, Time until) const {
+    return std::any_of(steps_.begin(), steps_.end(), [&](const Mark* step) {
+      return step->amount < 0 && step->begin <= until && step->end >= since;
+    });
+  }
+
   // Of exclusive locks: nobody has been told a higher token before `i` was sent. After a loss of
   // writes older data may be back.
   bool CheckNotReplaced(size_t i, int64_t token) {
@@ -571,16 +574,12 @@ class Checker {
   void CheckNotOver(size_t i, const Hold& hold) {
     if (ops_[i].sent <= hold.live_until) return;
     const Time since = ops_[hold.op].sent;
-    const auto meanwhile = [&](const Mark* mark) {
-      return mark->begin <= ops_[i].answered && mark->end >= since;
-    };
+    const Time until = ops_[i].answered;
+    const bool forced = std::any_of(forced_.begin(), forced_.end(), [&](const Mark* mark) {
+      return mark->begin <= until && mark->end >= since;
+    });
     // A lease that was over may be live again when the clock is set back.
-    const auto set_back = [&](const Mark* step) { return step->amount < 0 && meanwhile(step); };
-    if (std::any_of(forced_.begin(), forced_.end(), meanwhile) ||
-        std::any_of(lossy_.begin(), lossy_.end(), meanwhile) ||
-        std::any_of(steps_.begin(), steps_.end(), set_back)) {
-      return;
-    }
+    if (forced || MayBeOlderData(since, until) || IsSetBack(since, until)) return;
     Report("C2", "a hold that was over was obeyed", {hold.op, i});
   }
 

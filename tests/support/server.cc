@@ -22,6 +22,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <random>
 #include <sstream>
 #include <string_view>
@@ -93,31 +94,30 @@ std::string LastLines(const std::string& text, int lines) {
   return start == std::string::npos || start == 0 ? text : text.substr(start + 1);
 }
 
-// The environment of this process with some variables set anew.
+// The environment of this process with some variables set anew, or longer where they are lists.
 std::vector<std::string> ServerEnvironment(const std::vector<std::string>& changes) {
-  std::vector<std::string> result;
-  std::string preload = EnvironmentOr("TURNSTILE_SERVER_PRELOAD", "");
-  if (!preload.empty() && std::getenv("UBSAN_OPTIONS") == nullptr) {
-    result.push_back("UBSAN_OPTIONS=print_stacktrace=1");
-  }
-  if (!preload.empty() && std::getenv("ASAN_OPTIONS") == nullptr) {
+  std::map<std::string, std::string> values;
+  const auto split = [](const std::string& variable) {
+    const size_t equals = variable.find('=');
+    return std::pair(variable.substr(0, equals),
+                     equals == std::string::npos ? "" : variable.substr(equals + 1));
+  };
+  for (char** variable = environ; *variable != nullptr; variable++) values.insert(split(*variable));
+  const std::string preload = EnvironmentOr("TURNSTILE_SERVER_PRELOAD", "");
+  if (!preload.empty()) {
+    values["LD_PRELOAD"] = preload;
+    values.try_emplace("UBSAN_OPTIONS", "print_stacktrace=1");
     // A server asks for as much memory as a payload claims to need, and expects a null then.
-    result.push_back("ASAN_OPTIONS=allocator_may_return_null=1");
+    values.try_emplace("ASAN_OPTIONS", "allocator_may_return_null=1");
   }
-  const std::string ld_preload = "LD_PRELOAD=";
   for (const std::string& change : changes) {
-    if (change.starts_with(ld_preload)) {
-      preload += (preload.empty() ? "" : ":") + change.substr(ld_preload.size());
-    } else {
-      result.push_back(change);
-    }
+    const auto [name, value] = split(change);
+    const bool is_list = name == "LD_PRELOAD" || name == "ASAN_OPTIONS";
+    std::string& present = values[name];
+    present = is_list && !present.empty() ? present + ":" + value : value;
   }
-  if (!preload.empty()) result.push_back(ld_preload + preload);
-  for (char** variable = environ; *variable != nullptr; variable++) {
-    const std::string name(*variable, std::strcspn(*variable, "=") + 1);
-    const auto same = [&name](const std::string& entry) { return entry.starts_with(name); };
-    if (std::none_of(result.begin(), result.end(), same)) result.emplace_back(*variable);
-  }
+  std::vector<std::string> result;
+  for (const auto& [name, value] : values) result.push_back(name + "=" + value);
   return result;
 }
 

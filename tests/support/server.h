@@ -43,8 +43,8 @@ struct ServerOptions {
   bool load_module = true;
   std::vector<std::string> module_args = {};  // after the path: --loadmodule PATH ARG...
 
-  // "NAME=value" for the server's environment. An LD_PRELOAD here is added to that of
-  // TURNSTILE_SERVER_PRELOAD.
+  // "NAME=value" for the server's environment. To a variable that is a list, LD_PRELOAD or
+  // ASAN_OPTIONS, it is added.
   std::vector<std::string> environment = {};
 
   // Where it listens. Other addresses than this are for servers in network namespaces.

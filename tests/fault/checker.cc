@@ -174,6 +174,7 @@ class Checker {
                                   [&](size_t i) { return ops_[i].sharing == Sharing::kExclusive; });
     holds_.clear();
     possible_.clear();
+    shut_.clear();
     RecordTokens(indices);
     RecordHolders(indices);
     std::vector<size_t> by_owner(indices.begin(), indices.end());
@@ -286,7 +287,16 @@ class Checker {
     bool may_be_newer = false;  // it asked again, and was not told
     Time linger = 0;
     Time least_lost_lease = kNever;  // of calls that may still be carried out
+    bool lost_change = false;        // some of them may change the token
+    // How often it has the hold.
+    bool reentrant = false;
+    int least_count = 0;
+    int most_count = 0;
+    int lost_counts = 0;
   };
+
+  // How often an owner that uses REENTRANT has a hold that may be an older one is not known.
+  static constexpr int kAnyCount = std::numeric_limits<int>::max() / 2;
 
   void FollowOwner(Indices indices) {
     Known known;
@@ -328,7 +338,8 @@ class Checker {
 
   // Whether the token that is shown is that of the hold. A touch does not tell what it touched.
   bool IsCurrent(const Operation& op, const Known& known) const {
-    return op.token == known.token && !MayBeOlderData(ops_[known.op].sent, op.answered);
+    return op.token == known.token && !known.lost_change &&
+           !MayBeOlderData(ops_[known.op].sent, op.answered);
   }
 
   void Acquired(size_t i, bool rightful, Known& known) {
@@ -336,15 +347,22 @@ class Checker {
     if (!known.asked_since) known.asked_since = op.sent;
     if (!known.first_asked) known.first_asked = op.sent;
     known.linger = std::max(known.linger, op.linger);
-    if (op.answer == Answer::kNull && rightful) {
+    known.reentrant = known.reentrant || op.reentrant;
+    const bool upgrade = known.hold != nullptr && known.hold->sharing == Sharing::kShared &&
+                         op.sharing == Sharing::kExclusive;
+    if (op.answer == Answer::kNull && rightful && !upgrade) {
       Report("C6", "a rightful holder asked again in vain", {known.op, i});
     }
     if (op.answer == Answer::kLost) {
       known.may_be_newer = true;
       known.lost = true;
+      known.lost_change = known.lost_change || upgrade || op.floor > known.token;
+      if (op.reentrant) ++known.lost_counts;
+      if (op.reentrant) ++known.most_count;
+      Downgrade(known, op);
       known.least_lost_lease = std::min(known.least_lost_lease, op.lease);
       const Time latest = ServedFrom(op.answered) + op.wait + op.lease + kMillisecond;
-      possible_.push_back({op.sent, AtLatest(op.sent, latest + op.linger)});
+      MayHold({op.sent, AtLatest(op.sent, latest + op.linger)}, op.sharing);
       if (known.hold != nullptr) {
         known.hold->live_until = std::max(known.hold->live_until, AtLatest(op.sent, latest));
       }
@@ -360,7 +378,9 @@ class Checker {
           !MayBeOlderData(ops_[known.op].sent, op.answered)) {
         Report("C6", "an owner that asked again got an older token", {known.op, i});
       }
-      if (rightful && !MayBeOlderData(ops_[known.op].sent, op.answered)) {
+      const bool raised = op.token == op.floor && op.floor > known.token;
+      if (rightful && !upgrade && !raised && !known.lost_change &&
+          !MayBeOlderData(ops_[known.op].sent, op.answered)) {
         Report("C6", "an owner that holds the lock and asked again got another token",
                {known.op, i});
       }
@@ -369,8 +389,10 @@ class Checker {
       CheckToken(i, asked);
       if (known.hold != nullptr) {
         IsGone(*known.hold, op, op.answered);
-        // What lingered is replaced.
+        // It is replaced, also if it only lingered.
+        Shorten(known.hold, op);
         for (Certain& certain : known.hold->certain) {
+          certain.until = std::min(certain.until, op.answered);
           certain.closed_until = std::min(certain.closed_until, std::max(certain.until, op.sent));
         }
       }
@@ -380,17 +402,64 @@ class Checker {
       known.hold->token = op.token;
       known.hold->sharing = op.sharing;
       known.hold->limit = op.limit;
+      // A token that is raised is that of the same hold.
+      const int more = op.reentrant ? 1 : 0;
+      const bool may_be_same = raised || known.lost_change;
+      known.least_count = rightful && raised ? known.least_count + more : 1;
+      known.most_count = 1 + known.lost_counts + (may_be_same ? known.most_count : 0);
+    } else {
+      const Time since = ops_[known.hold->op].sent;
+      if (upgrade && !known.lost && !MayBeOlderData(since, op.answered) &&
+          !IsForced(since, op.answered)) {
+        Report("C6", "a hold became exclusive under its old token", {known.op, i});
+      }
+      Downgrade(known, op);
+      IsThere(known);
+      if (op.reentrant) ++known.least_count;
+      if (op.reentrant) ++known.most_count;
     }
+    if (op.token < op.floor) Report("C3", "a token below the floor that was asked for", {i});
     Renew(i, known);
     known.may_be_newer = false;
     known.token = op.token;
     known.op = i;
   }
 
+  // An exclusive hold that its owner asked for as a shared one is no more than that, also if the
+  // answer was lost.
+  void Downgrade(Known& known, const Operation& op) {
+    if (known.hold == nullptr || known.hold->sharing != Sharing::kExclusive ||
+        op.sharing != Sharing::kShared) {
+      return;
+    }
+    Hold shared = *known.hold;
+    shared.sharing = Sharing::kShared;
+    for (Certain& certain : shared.certain) certain.from = std::max(certain.from, op.sent);
+    GiveUp(*known.hold, op.sent, op.sent);
+    if (op.answer == Answer::kToken) IsGone(*known.hold, op, op.answered);
+    known.hold = &holds_.emplace_back(std::move(shared));
+  }
+
+  // It was obeyed as somebody who has the hold at least once.
+  static void IsThere(Known& known) {
+    known.least_count = std::max(known.least_count, 1);
+    known.most_count = std::max(known.most_count, 1);
+  }
+
+  // From now on the owner does not count on it.
+  static void GiveUp(Hold& hold, Time now, Time closed_until) {
+    for (Certain& certain : hold.certain) {
+      certain.until = std::min(certain.until, now);
+      certain.closed_until = std::min(certain.closed_until, closed_until);
+      certain.entitled_until = std::min(certain.entitled_until, now);
+    }
+  }
+
   void Touched(size_t i, bool rightful, Known& known) {
     const Operation& op = ops_[i];
     if (op.answer == Answer::kYes) {
       CheckObeyed(i, known);
+      IsThere(known);
       Renew(i, known);
     } else if (op.answer == Answer::kNo) {
       if (rightful) Report("C2", "a rightful holder could not touch its lock", {known.op, i});
@@ -404,30 +473,48 @@ class Checker {
     }
   }
 
-  void Released(size_t i, bool rightful, const Known& known) {
+  void Released(size_t i, bool rightful, Known& known) {
     const Operation& op = ops_[i];
     if (op.verb == Verb::kRelease) {
       if (op.answer == Answer::kNo && rightful) {
         Report("C2", "a rightful holder had nothing to release", {known.op, i});
       }
       if (op.answer == Answer::kYes) CheckObeyed(i, known);
+      if (CountDown(i, known)) return;
     }
     // The end of a session is no release: the hold lingers.
     const Time linger = op.verb == Verb::kClose ? known.linger : 0;
-    // Whatever the answer, the owner has given up.
-    for (Certain& certain : known.hold->certain) {
-      certain.until = std::min(certain.until, op.sent);
-      // The millisecond in which it ended counts as one of the linger's.
-      const Time closed = AtEarliest(op.sent, op.sent + linger - kMillisecond - rules_.lease_slack);
-      certain.closed_until = std::min(certain.closed_until, std::max(closed, op.sent));
-      certain.entitled_until = std::min(certain.entitled_until, op.sent);
-    }
-    if (op.answer == Answer::kYes || op.answer == Answer::kNo) {
+    // Whatever the answer, the owner has given up. (The millisecond in which the hold ended counts
+    // as one of the linger's.)
+    const Time closed = AtEarliest(op.sent, op.sent + linger - kMillisecond - rules_.lease_slack);
+    GiveUp(*known.hold, op.sent, std::max(closed, op.sent));
+    const bool ended = op.verb == Verb::kClose || known.most_count <= 0;
+    if (op.answer == Answer::kNo || (op.answer == Answer::kYes && ended)) {
       // One that was over may still be stored, and live again when the clock is set back.
       const Time gone = op.answered + linger;
       const Time latest = op.answer == Answer::kNo ? AtLatest(op.sent, gone) : gone;
       IsGone(*known.hold, op, latest);
     }
+  }
+
+  // One release less. Returns whether some are surely left.
+  bool CountDown(size_t i, Known& known) {
+    const Operation& op = ops_[i];
+    const Time since = ops_[known.hold->op].sent;
+    const bool may_be_older = MayBeOlderData(since, op.answered) || IsForced(since, op.answered);
+    if (known.reentrant && may_be_older) {
+      known.least_count = std::min(known.least_count, 1);
+      known.most_count = kAnyCount;
+    }
+    if (op.answer == Answer::kYes) {
+      if (known.most_count <= 0 && !known.lost && !may_be_older) {
+        Report("C6", "a hold was released more often than it was acquired", {known.op, i});
+      }
+      --known.most_count;
+    }
+    if (op.answer == Answer::kYes || op.answer == Answer::kLost) --known.least_count;
+    if (op.answer == Answer::kNo) known.least_count = known.most_count = 0;
+    return known.least_count > 0;
   }
 
   // `op` ended the hold at `latest`, unless that was lost: then it keeps others out for as long as
@@ -512,7 +599,7 @@ class Checker {
   // A call whose answer was lost may have set a shorter lease.
   void Shorten(Hold* hold, const Operation& op) const {
     if (hold == nullptr) return;
-    Time until = op.sent + op.lease;
+    Time until = op.sent + op.lease - rules_.lease_slack;
     for (const Mark* step : steps_) {
       if (step->end >= op.sent && step->amount > 0) until -= step->amount;
     }
@@ -547,6 +634,12 @@ class Checker {
     });
   }
 
+  bool IsForced(Time since, Time until) const {
+    return std::any_of(forced_.begin(), forced_.end(), [&](const Mark* mark) {
+      return mark->begin <= until && mark->end >= since;
+    });
+  }
+
   bool IsSetBack(Time since, Time until) const {
     return std::any_of(steps_.begin(), steps_.end(), [&](const Mark* step) {
       return step->amount < 0 && step->begin <= until && step->end >= since;
@@ -575,11 +668,8 @@ class Checker {
     if (ops_[i].sent <= hold.live_until) return;
     const Time since = ops_[hold.op].sent;
     const Time until = ops_[i].answered;
-    const bool forced = std::any_of(forced_.begin(), forced_.end(), [&](const Mark* mark) {
-      return mark->begin <= until && mark->end >= since;
-    });
     // A lease that was over may be live again when the clock is set back.
-    if (forced || MayBeOlderData(since, until) || IsSetBack(since, until)) return;
+    if (IsForced(since, until) || MayBeOlderData(since, until) || IsSetBack(since, until)) return;
     Report("C2", "a hold that was over was obeyed", {hold.op, i});
   }
 
@@ -685,29 +775,39 @@ class Checker {
     CheckIdleness(indices);
   }
 
+  void MayHold(Span span, Sharing sharing) {
+    possible_.push_back(span);
+    if (sharing != Sharing::kShared) shut_.push_back(span);
+  }
+
   void CheckIdleness(Indices indices) {
     for (const size_t i : indices) {
       const Operation& op = ops_[i];
-      // Whoever waits for several locks keeps others waiting.
-      if (op.verb == Verb::kAcquire && op.several) possible_.push_back({op.sent, op.answered});
+      if (op.verb != Verb::kAcquire) continue;
+      // Whoever waits for several locks keeps others waiting, and who wants to write keeps readers.
+      if (op.several) MayHold({op.sent, op.answered}, Sharing::kExclusive);
+      if (op.sharing != Sharing::kShared) shut_.push_back({op.sent, op.answered});
     }
     for (const Mark* forced : forced_) {
-      possible_.push_back({forced->begin, AtLatest(forced->begin, forced->end + forced->amount)});
+      MayHold({forced->begin, AtLatest(forced->begin, forced->end + forced->amount)},
+              Sharing::kExclusive);
     }
     // A server tells of a hold as soon as there is one.
     for (const Hold& hold : holds_) {
       const Operation& told = ops_[hold.op];
-      possible_.push_back({told.direct ? told.answered : told.sent, hold.possible_until});
+      MayHold({told.direct ? told.answered : told.sent, hold.possible_until}, hold.sharing);
     }
     busy_.Assign(possible_);
-    const std::vector<Span>& busy = busy_.all();
+    busy_for_readers_.Assign(shut_);
     for (const size_t i : indices) {
       const Operation& op = ops_[i];
       if (op.verb != Verb::kAcquire || op.wait == 0 || op.several || !op.direct ||
           !IsAnswered(op)) {
         continue;
       }
-      auto next = busy_.FirstEndingAfter(op.sent);
+      const Spans& spans = op.sharing == Sharing::kShared ? busy_for_readers_ : busy_;
+      const std::vector<Span>& busy = spans.all();
+      auto next = spans.FirstEndingAfter(op.sent);
       for (Time from = op.sent; from < op.answered;) {
         const Time until = next == busy.end() ? op.answered : std::min(next->from, op.answered);
         const Time idle = until - from - unavailable_.Within(from, until);
@@ -830,8 +930,10 @@ class Checker {
   std::vector<Told> told_;
   std::vector<Seen> seen_;  // by token
   std::vector<Hold> holds_;
-  std::vector<Span> possible_;  // somebody may hold it
+  std::vector<Span> possible_;  // somebody may hold it,
+  std::vector<Span> shut_;      // not as a reader, or want to
   Spans busy_;
+  Spans busy_for_readers_;
   std::vector<Inside> inside_;
   std::vector<const Inside*> present_;
 };

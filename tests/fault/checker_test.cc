@@ -361,9 +361,138 @@ TEST(CheckerTest, AskingAgain) {
   EXPECT_EQ(ChecksOf({{first, stranger}, {}}), Checks{"C6"});
 }
 
+TEST(CheckerTest, EachGrantHasToBeReleased) {
+  const auto counted = [](Operation op) {
+    op.reentrant = true;
+    return op;
+  };
+  const Operation first = counted(Granted(1, 10, 0, 1));
+  const Operation again = counted(Granted(1, 10, 100, 101));
+  const Operation once = Released(1, 200, 201);
+  const Operation twice = Released(1, 300, 301);
+  const Operation next = Granted(2, 20, 400, 401);
+  EXPECT_EQ(ChecksOf({{first, again, once, twice, next}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, again, once, next}, {}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{first, again, once, Released(1, 300, 301, Answer::kNo)}, {}}), Checks{"C2"});
+  EXPECT_EQ(ChecksOf({{first, once, twice}, {}}), Checks{"C6"});
+  // Without REENTRANT the second is the same grant.
+  EXPECT_EQ(ChecksOf({{first, Granted(1, 10, 100, 101), once, next}, {}}), Checks{});
+  // One whose answer was lost may count or not, and so may a release.
+  Operation lost = again;
+  lost.answer = Answer::kLost;
+  EXPECT_EQ(ChecksOf({{first, lost, once, next}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, lost, once, twice, next}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, again, Released(1, 200, 201, Answer::kLost), next}, {}}),
+            Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{first, again, Released(1, 200, 201, Answer::kLost), twice, next}, {}}),
+            Checks{});
+  // It is free at the last, and not before.
+  const auto handed_over = [&](Time at) {
+    return std::vector<Operation>{first, again, once, twice, Granted(2, 20, 150, at, 1000, 2000)};
+  };
+  EXPECT_EQ(ChecksOf({handed_over(350), {}}), Checks{});
+  EXPECT_EQ(ChecksOf({handed_over(250), {}}), (Checks{"C1", "C2"}));
+  EXPECT_EQ(ChecksOf({handed_over(450), {}}), Checks{"C4"});
+  // Older data has another count.
+  for (const auto kind : {Mark::Kind::kLossy, Mark::Kind::kForced}) {
+    const Mark mark = During(kind, 150, 151);
+    EXPECT_EQ(ChecksOf({{first, again, once, next}, {mark}}), Checks{});
+    EXPECT_EQ(ChecksOf({{first, again, once, twice, Released(1, 310, 311)}, {mark}}), Checks{});
+  }
+  // The end of a session ends all of them.
+  EXPECT_EQ(ChecksOf({{first, again, Op(Verb::kClose, 1, 200, 220, Answer::kYes), next}, {}}),
+            Checks{});
+}
+
+TEST(CheckerTest, Floors) {
+  const auto above = [](int64_t floor, Operation op) {
+    op.floor = floor;
+    return op;
+  };
+  const Operation first = Granted(1, 10, 0, 1);
+  EXPECT_EQ(ChecksOf({{above(10, first)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{above(11, first)}, {}}), Checks{"C3"});
+  // A holder keeps a token that is high enough, and gets exactly the floor otherwise.
+  EXPECT_EQ(ChecksOf({{first, above(9, Granted(1, 10, 100, 101))}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, above(9, Granted(1, 12, 100, 101))}, {}}), Checks{"C6"});
+  EXPECT_EQ(ChecksOf({{first, above(12, Granted(1, 12, 100, 101))}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, above(12, Granted(1, 13, 100, 101))}, {}}), Checks{"C6"});
+  // If the answer was lost, nobody knows which token it is.
+  const Operation lost = [&] {
+    Operation op = above(12, Granted(1, 0, 100, 101));
+    op.answer = Answer::kLost;
+    return op;
+  }();
+  EXPECT_EQ(ChecksOf({{first, lost, Shown(Verb::kFence, 1, 10, 200, Answer::kNo)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, lost, Granted(1, 12, 200, 201)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, Shown(Verb::kFence, 1, 10, 200, Answer::kNo)}, {}}), Checks{"C2"});
+  // It is the same hold: a release ends it.
+  EXPECT_EQ(ChecksOf({{first, above(12, Granted(1, 12, 100, 101)), Released(1, 200, 201),
+                       Granted(2, 20, 300, 301)},
+                      {}}),
+            Checks{});
+  EXPECT_EQ(ChecksOf({{first, above(12, Granted(1, 12, 100, 101)), Granted(2, 20, 300, 301)}, {}}),
+            Checks{"C1"});
+}
+
+TEST(CheckerTest, ReadersThatWriteAndWritersThatRead) {
+  const auto shared = [](const Operation& op) { return As(Sharing::kShared, 1, op); };
+  const Operation reader = shared(Granted(1, 10, 0, 1));
+  const Operation other = shared(Granted(2, 20, 300, 301));
+  // An upgrade is a new token,
+  const Operation upgraded = Granted(1, 12, 100, 101);
+  EXPECT_EQ(ChecksOf({{reader, upgraded}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{reader, Granted(1, 10, 100, 101)}, {}}), Checks{"C6"});
+  // may be in vain,
+  EXPECT_EQ(ChecksOf({{reader, Null(1, 100, 101), other}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{reader, Null(1, 100, 101), Granted(2, 20, 300, 301)}, {}}), Checks{"C1"});
+  // keeps others out, and is the only hold of its owner.
+  EXPECT_EQ(ChecksOf({{reader, upgraded, other}, {}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{reader, upgraded, Released(1, 200, 201), Granted(2, 20, 300, 301)}, {}}),
+            Checks{});
+  // One that was lost is one or not.
+  Operation lost = upgraded;
+  lost.answer = Answer::kLost;
+  EXPECT_EQ(ChecksOf({{reader, lost, other}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{reader, lost, Shown(Verb::kFence, 1, 10, 200, Answer::kNo)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{reader, lost, Granted(2, 20, 300, 301)}, {}}), Checks{"C1"});
+
+  // Who only reads from now on keeps its token, and lets other readers in.
+  const Operation writer = Granted(1, 10, 0, 1);
+  const Operation downgraded = shared(Granted(1, 10, 100, 101));
+  EXPECT_EQ(ChecksOf({{writer, downgraded, other}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{writer, downgraded, Granted(2, 20, 300, 301)}, {}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{writer, shared(Granted(1, 12, 100, 101))}, {}}), Checks{"C6"});
+  EXPECT_EQ(ChecksOf({{writer, shared(Null(1, 100, 101))}, {}}), Checks{"C6"});
+  lost = downgraded;
+  lost.answer = Answer::kLost;
+  EXPECT_EQ(ChecksOf({{writer, lost, other}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{writer, lost, Granted(2, 20, 300, 301)}, {}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{writer, downgraded, Released(1, 200, 201), Granted(2, 20, 300, 301)}, {}}),
+            Checks{});
+}
+
+TEST(CheckerTest, ReadersAreLetInBesideReaders) {
+  const auto shared = [](const Operation& op) { return As(Sharing::kShared, 1, op); };
+  const Operation reader = shared(Granted(1, 10, 0, 1));
+  const Operation late = shared(Granted(2, 20, 100, 350, 1000, 2000));
+  EXPECT_EQ(ChecksOf({{reader, late}, {}}), Checks{"C4"});
+  EXPECT_EQ(ChecksOf({{reader, late}, {During(Mark::Kind::kUnavailable, 100, 300)}}), Checks{});
+  // Unless somebody waits who wants to write.
+  EXPECT_EQ(ChecksOf({{reader, Null(3, 90, 300, 210), late}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{reader, Null(3, 90, 200, 110), late}, {}}), Checks{"C4"});
+  // A writer that reads from now on lets them in.
+  const Operation writer = Granted(1, 10, 0, 1);
+  const auto downgraded = [&](Time at) { return shared(Granted(1, 10, at, at + 1)); };
+  EXPECT_EQ(ChecksOf({{writer, downgraded(300), late}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{writer, downgraded(200), late}, {}}), Checks{"C4"});
+}
+
 TEST(HistoryTest, IsReadAsItWasWritten) {
   Operation odd = OnSeveral(As(Sharing::kLimit, 7, Granted(1, 10, 0, 1, 5, 6)));
   odd.retry = true;
+  odd.reentrant = true;
+  odd.floor = 9;
   odd.linger = 3;
   odd.server = 4;
   Mark mark = During(Mark::Kind::kForced, 1, 2, 3);

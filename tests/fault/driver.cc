@@ -288,9 +288,13 @@ class Driver::Worker : public Peer {
     Time wait = 0;
     Time linger = 0;
     bool session = false;
+    bool reentrant = false;
+    int64_t floor = 0;
     int64_t token = 0;  // 0: asked for, not obtained
     int attempts = 0;
-    int deeds = 0;  // still to be done
+    int releases = 0;       // at least so many are needed
+    int deeds = 0;          // still to be done
+    bool changing = false;  // it is asked for in the other mode
   };
 
   void Act(Time now) override {
@@ -350,7 +354,17 @@ class Driver::Worker : public Peer {
     }
     if (OneIn(10)) hold.linger = Between(1, workload.longest_linger / kMillisecond) * kMillisecond;
     hold.session = workload.sessions && OneIn(5);
+    hold.reentrant = hold.locks.size() == 1 && hold.sharing != Sharing::kLimit && OneIn(6);
+    if (hold.sharing == Sharing::kExclusive && OneIn(10)) hold.floor = Above(last_token_);
     hold_ = std::move(hold);
+  }
+
+  // Somewhat ahead of what the server would give, but never far ahead of its clock.
+  int64_t Above(int64_t token) {
+    using std::chrono::microseconds;
+    const auto wall = std::chrono::duration_cast<microseconds>(
+        std::chrono::system_clock::now().time_since_epoch());
+    return std::max(token + Between(1, 3), wall.count() + Between(0, 20 * kMillisecond));
   }
 
   Command Named(const char* command) const {
@@ -376,15 +390,35 @@ class Driver::Worker : public Peer {
     if (hold_->sharing == Sharing::kShared) command.emplace_back("SHARED");
     if (hold_->sharing == Sharing::kLimit) option("LIMIT", kLimit);
     if (hold_->session) command.emplace_back("SESSION");
+    if (hold_->reentrant) command.emplace_back("REENTRANT");
+    if (hold_->floor > 0) option("FLOOR", hold_->floor);
     AddOthers(command);
     Operation op = Prepared(Verb::kAcquire);
     op.retry = hold_->attempts > 0;
+    op.reentrant = hold_->reentrant;
+    op.floor = hold_->floor;
     op.wait = hold_->wait;
     op.linger = hold_->linger;
     op.lease = hold_->lease;
     ++hold_->attempts;
     Request(command, op, hold_->locks);
     if (OneIn(100)) wake_ = dies_at_ = Now() + Between(0, hold_->wait);
+  }
+
+  void AskAgain() {
+    const bool reads_and_writes = driver_.workload_.sharing && hold_->locks[0] % 6 == 3;
+    if (reads_and_writes && !hold_->reentrant && OneIn(2)) {
+      ToggleSharing();
+      hold_->changing = true;
+    } else if (hold_->sharing == Sharing::kExclusive && OneIn(3)) {
+      hold_->floor = Above(hold_->token);
+    }
+    Ask();
+  }
+
+  void ToggleSharing() {
+    hold_->sharing = hold_->sharing == Sharing::kShared ? Sharing::kExclusive : Sharing::kShared;
+    hold_->floor = 0;
   }
 
   void DoSomething(Time now) {
@@ -408,8 +442,8 @@ class Driver::Worker : public Peer {
       Operation op = Prepared(Verb::kWrite);
       op.sent = op.answered = now;
       RecordForEach(op);
-    } else if (dice < 80) {
-      Ask();
+    } else if (dice < 81) {
+      AskAgain();
     } else if (dice < 84) {
       Operation op = Prepared(Verb::kRelease);
       op.stranger = true;
@@ -532,13 +566,22 @@ class Driver::Worker : public Peer {
     if (reply.type == REDIS_REPLY_ERROR) return OnError(TextOf(reply), verb);
     if (reply.type == REDIS_REPLY_NIL) {
       Answered(Answer::kNull);
-      if (verb == Verb::kAcquire) Forget();
+      if (verb == Verb::kAcquire) Refused();
       wake_ = now + Between(0, 2) * kMillisecond;
     } else if (reply.type != REDIS_REPLY_INTEGER) {
       Unexpected("a reply of another type");
       Answered(Answer::kError);
     } else if (verb == Verb::kAcquire) {
       Answered(Answer::kToken, reply.integer);
+      const bool once_more = hold_->reentrant && hold_->token != 0;
+      if (once_more) Count(&Traffic::reentries);
+      if (hold_->changing) {
+        Count(hold_->sharing == Sharing::kShared ? &Traffic::downgrades : &Traffic::upgrades);
+      }
+      if (hold_->floor == reply.integer) Count(&Traffic::floors);
+      hold_->changing = false;
+      hold_->releases = once_more ? hold_->releases + 1 : 1;
+      last_token_ = std::max<int64_t>(last_token_, reply.integer);
       if (hold_->token == 0) {
         hold_->deeds = static_cast<int>(Below(5));
         if (OneIn(20)) hold_->deeds = 20;
@@ -551,9 +594,18 @@ class Driver::Worker : public Peer {
       const auto count = static_cast<uint64_t>(reply.integer);
       // Of several some: nobody knows which.
       Answered(count == pending_.size() ? Answer::kYes : count == 0 ? Answer::kNo : Answer::kLost);
-      if (verb == Verb::kRelease && !stranger) hold_.reset();
+      if (verb == Verb::kRelease && !stranger && (--hold_->releases <= 0 || count == 0)) {
+        hold_.reset();
+      }
     }
     EndExcursion();
+  }
+
+  // Who wanted to write and may not still reads.
+  void Refused() {
+    if (!hold_->changing) return Forget();
+    hold_->changing = false;
+    ToggleSharing();
   }
 
   void OnError(std::string_view error, Verb verb) {
@@ -582,7 +634,11 @@ class Driver::Worker : public Peer {
     }
     EndExcursion();
     wake_ = Now() + Between(1, 10) * kMillisecond;
-    if (holds_some || OneIn(2)) Forget();
+    if (holds_some || OneIn(2)) {
+      Forget();
+    } else if (hold_ && hold_->changing && !MayHaveBeenGranted(error)) {
+      Refused();
+    }
   }
 
   void Unexpected(std::string_view what) {
@@ -596,6 +652,7 @@ class Driver::Worker : public Peer {
     if (!pending_.empty()) Answered(Answer::kLost);
     wake_ = now + kBeforeReconnecting;
     if (!hold_) return;
+    hold_->changing = false;
     if (hold_->session && hold_->token != 0) {
       RecordClose(driver_.workload_.sessions_end && !by_half() ? Answer::kYes : Answer::kLost,
                   ended());
@@ -608,6 +665,7 @@ class Driver::Worker : public Peer {
   }
 
   std::optional<Hold> hold_;
+  int64_t last_token_ = 0;
   std::vector<Operation> pending_;  // one for each lock of the request
   Command command_;
   Time give_up_ = 0;

@@ -62,6 +62,10 @@ struct Traffic {
   uint64_t deaths = 0;  // clients that closed while they waited or held
   uint64_t pauses = 0;  // clients that slept past their leases
   uint64_t retries = 0;
+  uint64_t reentries = 0;
+  uint64_t upgrades = 0;
+  uint64_t downgrades = 0;
+  uint64_t floors = 0;  // tokens that are just what was asked for
   uint64_t infos = 0;
   Time unavailable = 0;
 };

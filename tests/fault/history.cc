@@ -17,7 +17,7 @@ constexpr std::array<std::string_view, 6> kAnswers = {"token", "null",  "yes",
 constexpr std::array<std::string_view, 3> kSharings = {"exclusive", "shared", "limit"};
 constexpr std::array<std::string_view, 4> kMarks = {"unavailable", "forced", "lossy", "step"};
 // The flags of an operation, each a letter or a dot.
-constexpr std::string_view kFlags = "srxd";
+constexpr std::string_view kFlags = "srxdc";
 
 template <typename Enum, size_t kSize>
 std::string_view NameOf(Enum value, const std::array<std::string_view, kSize>& names) {
@@ -48,13 +48,14 @@ std::string Ms(Time time) {
 
 void Write(const History& history, std::ostream& out) {
   for (const Operation& op : history.operations) {
-    const std::array<bool, kFlags.size()> set = {op.several, op.retry, op.stranger, op.direct};
+    const std::array<bool, kFlags.size()> set = {op.several, op.retry, op.stranger, op.direct,
+                                                 op.reentrant};
     std::string flags;
     for (size_t i = 0; i < set.size(); i++) flags += set.at(i) ? kFlags[i] : '.';
     out << "op " << NameOf(op.verb, kVerbs) << ' ' << NameOf(op.answer, kAnswers) << ' '
         << NameOf(op.sharing, kSharings) << ' ' << op.limit << ' ' << flags << ' ' << op.lock << ' '
-        << op.owner << ' ' << op.server << ' ' << op.token << ' ' << op.lease << ' ' << op.wait
-        << ' ' << op.linger << ' ' << op.sent << ' ' << op.answered << '\n';
+        << op.owner << ' ' << op.server << ' ' << op.token << ' ' << op.floor << ' ' << op.lease
+        << ' ' << op.wait << ' ' << op.linger << ' ' << op.sent << ' ' << op.answered << '\n';
   }
   for (const Mark& mark : history.marks) {
     out << "mark " << NameOf(mark.kind, kMarks) << ' ' << mark.lock << ' ' << mark.begin << ' '
@@ -75,7 +76,7 @@ History ReadHistory(std::istream& in) {
       std::string sharing;
       std::string flags;
       words >> verb >> answer >> sharing >> op.limit >> flags >> op.lock >> op.owner >> op.server >>
-          op.token >> op.lease >> op.wait >> op.linger >> op.sent >> op.answered;
+          op.token >> op.floor >> op.lease >> op.wait >> op.linger >> op.sent >> op.answered;
       if (words.fail() || flags.size() != kFlags.size()) throw std::runtime_error(line);
       op.verb = Named<Verb>(verb, kVerbs);
       op.answer = Named<Answer>(answer, kAnswers);
@@ -84,6 +85,7 @@ History ReadHistory(std::istream& in) {
       op.retry = flags[1] != '.';
       op.stranger = flags[2] != '.';
       op.direct = flags[3] != '.';
+      op.reentrant = flags[4] != '.';
     } else if (word == "mark") {
       Mark& mark = history.marks.emplace_back();
       std::string kind;
@@ -109,6 +111,8 @@ std::string ToText(const Operation& op) {
     if (op.sharing == Sharing::kLimit) out << ' ' << op.limit;
     if (op.wait > 0) out << ", wait " << Ms(op.wait);
     if (op.linger > 0) out << ", linger " << Ms(op.linger);
+    if (op.reentrant) out << ", reentrant";
+    if (op.floor > 0) out << ", floor " << op.floor;
     if (op.retry) out << ", again";
   }
   if (op.lease > 0) out << ", lease " << Ms(op.lease);

@@ -90,6 +90,10 @@ struct Tally {
     traffic.deaths += other.traffic.deaths;
     traffic.pauses += other.traffic.pauses;
     traffic.retries += other.traffic.retries;
+    traffic.reentries += other.traffic.reentries;
+    traffic.upgrades += other.traffic.upgrades;
+    traffic.downgrades += other.traffic.downgrades;
+    traffic.floors += other.traffic.floors;
     traffic.infos += other.traffic.infos;
     traffic.unavailable += other.traffic.unavailable;
     for (const auto& [name, count] : other.traffic.errors) traffic.errors[name] += count;
@@ -198,6 +202,9 @@ void PrintSummary(const std::vector<Kind>& kinds, const std::map<std::string, Ta
   std::cout << "Clients: " << all.traffic.connections << " connections, " << all.traffic.deaths
             << " died, " << all.traffic.pauses << " slept past their leases, "
             << all.traffic.retries << " asked again after a loss.\n"
+            << "Holders that asked again: " << all.traffic.reentries << " counted once more, "
+            << all.traffic.upgrades << " upgraded, " << all.traffic.downgrades << " downgraded, "
+            << all.traffic.floors << " with a floor for a token.\n"
             << "The register outside: " << all.writes << " writes, " << all.refused
             << " of them late and refused.\n"
             << "LOCK.INFO looked at " << all.traffic.infos << " times.\n"

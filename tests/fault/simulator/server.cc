@@ -61,8 +61,10 @@ AcquireRequest RequestOf(const Call& call) {
           .wait = call.wait,
           .mode = call.mode,
           .limit = call.limit,
+          .reentrant = call.reentrant,
           .session = call.session,
-          .linger = call.linger};
+          .linger = call.linger,
+          .floor = call.token.value > 0 ? std::optional(call.token) : std::nullopt};
 }
 
 std::span<const uint32_t> LocksOf(const Call& call) {
@@ -666,8 +668,14 @@ void Server::TakeBack(const Grant& grant, Instant now) {
   const Owner owner{NameOfOwner(grant.call.owner)};
   for (const uint32_t lock : LocksOf(grant.call)) {
     Open(lock, now);
-    const Decision decision = DecideTakeBack(PlaceOf(lock), owner, grant.token, std::nullopt, now);
-    if (decision.change.has_value()) CarryOut(lock, *decision.change, now);
+    std::optional<Hold> upgraded = grant.upgraded;
+    if (upgraded.has_value()) upgraded->owner = owner;
+    const Decision decision = DecideTakeBack(PlaceOf(lock), owner, grant.token, upgraded, now);
+    if (!decision.change.has_value()) continue;
+    CarryOut(lock, *decision.change, now);
+    if (upgraded.has_value() && grant.bound_to.has_value()) {
+      sessions_.Bind(*grant.bound_to, LockNameOf(lock), owner);
+    }
   }
 }
 
@@ -738,7 +746,10 @@ WaitQueue::Offered Server::Offer(Parked& parked, LockName here, const Crowd& ahe
     return WaitQueue::Offered::kLeft;
   }
   const Call call = parked.call;
-  in_flight_.push_back({.call = call, .token = admission.token});
+  in_flight_.push_back({.call = call,
+                        .token = admission.token,
+                        .upgraded = HoldToUpgrade(sites[0].place, request, moment),
+                        .bound_to = sessions_.BoundTo(here, request.owner)});
   for (const uint32_t lock : LocksOf(call)) {
     CarryOutGrant(lock, request, call, admission.token, moment);
   }

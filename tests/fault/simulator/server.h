@@ -40,6 +40,7 @@ struct Call {
   Verb verb = Verb::kAcquire;
   Mode mode = Mode::kExclusive;
   bool session = false;
+  bool reentrant = false;
   uint32_t limit = 1;
   uint32_t number = 0;
   uint32_t owner = 0;
@@ -49,7 +50,7 @@ struct Call {
   Millis lease{0};
   Millis wait{0};
   Millis linger{0};
-  Token token;  // of Verb::kFence
+  Token token;  // of Verb::kFence, or the floor of Verb::kAcquire
 };
 
 struct Reply {
@@ -176,6 +177,8 @@ class Server {
   struct Grant {
     Call call;
     Token token;
+    std::optional<Hold> upgraded = {};
+    std::optional<uint64_t> bound_to = {};
     bool told = false;
   };
   using Sites = std::array<Site, kLocks>;

@@ -45,6 +45,10 @@ const char* NameOf(Thing thing) {
       "limited grants",
       "grants of several locks",
       "grants that linger",
+      "granted once more",
+      "upgrades",
+      "downgrades",
+      "grants with a floor",
       "asked again",
       "timed out",
       "grants taken back",
@@ -406,6 +410,7 @@ void Simulator::Act(size_t number) {
     case Doing::kReleasing: {
       Call call = client.asked;
       call.verb = Verb::kRelease;
+      call.token = {};
       ++client.tries;
       Send(number, call, Doing::kReleasing);
       break;
@@ -451,10 +456,40 @@ void Simulator::ChooseRequest(Client& client) {
     call.linger = Millis{random_.Between(1, longest_linger_)};
   }
   call.session = has_sessions_ && random_.OneIn(3);
+  call.reentrant = call.count == 1 && call.mode != Mode::kLimit && random_.OneIn(6);
+  if (call.mode == Mode::kExclusive && random_.OneIn(12)) call.token = FloorAbove(0);
   client.asked_before = false;
+  client.changing = false;
+  client.releases = 0;
   client.tries = 0;
   client.deeds = 0;
   client.token = 0;
+}
+
+// Somewhat ahead of what a server would give, but never far ahead of its clock.
+Token Simulator::FloorAbove(int64_t token) {
+  return Token{static_cast<uint64_t>(std::max(
+      token + random_.Between(1, 3), kWallAtStart + now_ + random_.Between(0, kMillisecond)))};
+}
+
+// In the same mode or in the other one, and perhaps for a higher token.
+void Simulator::AskAgain(size_t number) {
+  Client& client = clients_[number];
+  Call& call = client.asked;
+  const bool reads_and_writes = call.count == 1 && styles_[call.locks[0]] == Sharing::kShared;
+  if (reads_and_writes && !call.reentrant && random_.OneIn(2)) {
+    ToggleMode(client);
+    client.changing = true;
+  } else if (call.mode == Mode::kExclusive && random_.OneIn(3)) {
+    call.token = FloorAbove(client.token);
+  }
+  Ask(number);
+}
+
+void Simulator::ToggleMode(Client& client) {
+  Call& call = client.asked;
+  call.mode = call.mode == Mode::kShared ? Mode::kExclusive : Mode::kShared;
+  call.token = {};
 }
 
 void Simulator::Ask(size_t number) {
@@ -472,6 +507,7 @@ void Simulator::UseHold(size_t number) {
   constexpr int kMostDeeds = 4;
   const uint32_t dice = ++client.deeds > kMostDeeds ? 0 : random_.Below(20);
   Call call = client.asked;
+  call.token = {};
   if (dice < 6) {
     client.tries = 0;
     client.doing = Doing::kReleasing;
@@ -490,7 +526,7 @@ void Simulator::UseHold(size_t number) {
     WriteOutside(client);
     ActIn(number, 0, 2 * kMillisecond);
   } else if (dice == 15) {
-    Ask(number);
+    AskAgain(number);
   } else if (dice == 16) {
     Count(Thing::kClientPauses);
     const Time left = std::max(client.hold_until - now_, Time{0});
@@ -568,10 +604,12 @@ void Simulator::Record(const Client& client, Answer answer, int64_t token) {
          .retry = client.retry,
          .stranger = client.stranger,
          .direct = client.direct,
+         .reentrant = call.reentrant,
          .lock = call.locks[i],
          .owner = call.owner,
          .server = client.life,
          .token = is_acquire ? token : static_cast<int64_t>(call.token.value),
+         .floor = is_acquire ? static_cast<int64_t>(call.token.value) : 0,
          .lease = is_acquire || call.verb == Verb::kTouch ? ToTime(call.lease) : 0,
          .wait = is_acquire ? ToTime(call.wait) : 0,
          .linger = is_acquire ? ToTime(call.linger) : 0,
@@ -600,10 +638,19 @@ void Simulator::TakeReply(size_t number, const Reply& reply) {
     ActIn(number, kMillisecond, 4 * kMillisecond);
     return;
   }
-  if (client.doing == Doing::kReleasing) return BeIdle(number, 0, 4 * kMillisecond);
+  if (client.doing == Doing::kReleasing) {
+    if (answer == Answer::kYes && --client.releases > 0) return Act(number);
+    return BeIdle(number, 0, 4 * kMillisecond);
+  }
   if (client.doing == Doing::kAsking && answer != Answer::kToken) {
     if (call.wait > Millis{0}) Count(Thing::kTimedOut);
-    return BeIdle(number, 0, 4 * kMillisecond);
+    if (!client.changing) return BeIdle(number, 0, 4 * kMillisecond);
+    // Who wanted to write and may not still reads.
+    ToggleMode(client);
+    client.changing = false;
+    client.doing = Doing::kHolding;
+    ActIn(number, 0, 3 * kMillisecond);
+    return;
   }
   if (client.doing == Doing::kAsking) {
     if (reply.waited) Count(Thing::kHandedOver);
@@ -611,6 +658,14 @@ void Simulator::TakeReply(size_t number, const Reply& reply) {
     if (call.mode == Mode::kLimit) Count(Thing::kLimitGrants);
     if (call.count > 1) Count(Thing::kGrantsOfSeveral);
     if (call.linger > Millis{0}) Count(Thing::kGrantsThatLinger);
+    if (call.token.value > 0) Count(Thing::kFloors);
+    if (client.changing) {
+      Count(call.mode == Mode::kShared ? Thing::kDowngrades : Thing::kUpgrades);
+    }
+    client.changing = false;
+    const bool once_more = call.reentrant && client.token != 0;
+    if (once_more) Count(Thing::kReentries);
+    client.releases = once_more ? client.releases + 1 : 1;
     client.token = reply.token;
     client.hold_until = client.sent + ToTime(call.lease);
   } else if (call.verb == Verb::kTouch && answer == Answer::kYes) {
@@ -625,6 +680,7 @@ void Simulator::LoseCall(size_t number) {
   Client& client = clients_[number];
   Record(client, Answer::kLost, 0);
   client.waits_for_answer = false;
+  client.changing = false;
   constexpr int kMostTries = 3;
   const bool tries_again = client.tries < kMostTries && !random_.OneIn(3);
   if (client.doing == Doing::kUsing) {

@@ -39,6 +39,10 @@ enum class Thing : uint8_t {
   kLimitGrants,
   kGrantsOfSeveral,
   kGrantsThatLinger,
+  kReentries,
+  kUpgrades,
+  kDowngrades,
+  kFloors,
   kAskedAgain,
   kTimedOut,
   kGrantsTakenBack,
@@ -183,7 +187,9 @@ class Simulator {
     uint32_t life = 0;  // of the server that it was sent to
     int64_t token = 0;
     Time hold_until = 0;
-    int deeds = 0;  // with this hold
+    int releases = 0;       // that it needs at least
+    bool changing = false;  // it asks for it in the other mode
+    int deeds = 0;          // with this hold
     int tries = 0;
   };
   struct Node {
@@ -225,7 +231,10 @@ class Simulator {
   void Act(size_t number);
   bool Connect(size_t number);
   void ChooseRequest(Client& client);
+  Token FloorAbove(int64_t token);
   void Ask(size_t number);
+  void AskAgain(size_t number);
+  static void ToggleMode(Client& client);
   void UseHold(size_t number);
   void WriteOutside(Client& client);
   void Send(size_t number, const Call& call, Doing doing);

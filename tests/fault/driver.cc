@@ -145,8 +145,13 @@ class Driver::Peer {
     return true;
   }
 
-  void Send(const Command& command) {
+  void Send(const Command& command, bool in_transaction = false) {
     asked_at_ = Now();
+    if (in_transaction) {
+      out_ += EncodeCommand({"MULTI"}) + EncodeCommand(command) + EncodeCommand({"EXEC"});
+      answers_left_ = 3;
+      return Flush();
+    }
     if (ask_once_) {
       out_ += EncodeCommand({"ASKING"});
       ++skip_;
@@ -162,6 +167,8 @@ class Driver::Peer {
     reader_ = nullptr;
     out_.clear();
     skip_ = 0;
+    answers_left_ = 0;
+    refused_.reset();
     ask_once_ = false;
   }
 
@@ -242,15 +249,34 @@ class Driver::Peer {
       void* parsed = nullptr;
       if (redisReaderGetReply(reader_, &parsed) != REDIS_OK) return Lose();
       if (parsed == nullptr) return;
-      const std::unique_ptr<redisReply, decltype(&freeReplyObject)> reply(
-          static_cast<redisReply*>(parsed), &freeReplyObject);
+      OwnedReply reply(static_cast<redisReply*>(parsed));
       if (skip_ > 0) {
         --skip_;
+      } else if (answers_left_ > 0) {
+        OnReplyInTransaction(std::move(reply));
       } else {
         alive_at_ = asked_at_;
         OnReply(*reply);
       }
     }
+  }
+
+  struct FreeReply {
+    void operator()(redisReply* reply) const { freeReplyObject(reply); }
+  };
+  using OwnedReply = std::unique_ptr<redisReply, FreeReply>;
+
+  // The answers to MULTI, the command and EXEC: the command's own is among them.
+  void OnReplyInTransaction(OwnedReply reply) {
+    const bool is_error = reply->type == REDIS_REPLY_ERROR;
+    if (--answers_left_ > 0) {
+      if (is_error && !refused_) refused_ = std::move(reply);
+      return;
+    }
+    alive_at_ = asked_at_;
+    const OwnedReply refused = std::move(refused_);
+    const bool carried_out = reply->type == REDIS_REPLY_ARRAY && reply->elements == 1;
+    OnReply(refused ? *refused : carried_out ? *reply->element[0] : *reply);
   }
 
   const bool half_;
@@ -267,7 +293,9 @@ class Driver::Peer {
   Time ended_ = 0;
   std::optional<Address> redirected_;
   bool ask_once_ = false;
-  int skip_ = 0;  // answers to ASKING
+  int skip_ = 0;          // answers to ASKING
+  int answers_left_ = 0;  // of a transaction
+  OwnedReply refused_;    // the first of them that is an error
   uint64_t generation_ = 0;
 };
 
@@ -515,7 +543,21 @@ class Driver::Worker : public Peer {
     wake_ = give_up_;
     dies_at_ = 0;
     command_ = command;
-    Send(command_);
+    // There a wait would be one try.
+    const bool in_script = op.wait == 0 && op.verb != Verb::kFence && OneIn(12);
+    in_transaction_ = op.wait == 0 && OneIn(12);
+    if (in_script) Count(&Traffic::scripts);
+    if (in_transaction_) Count(&Traffic::transactions);
+    Send(in_script ? InScript(command, locks) : command, in_transaction_);
+  }
+
+  // Inside a script there is no connection that a hold could be bound to.
+  Command InScript(const Command& command, const std::vector<uint32_t>& locks) const {
+    if (std::find(command.begin(), command.end(), "SESSION") != command.end()) return command;
+    Command script = {"EVAL", "return redis.pcall(unpack(ARGV))", std::to_string(locks.size())};
+    for (const uint32_t lock : locks) script.push_back(driver_.LockName(lock));
+    script.insert(script.end(), command.begin(), command.end());
+    return script;
   }
 
   // ASK is about this request and no other one, and it is not for later.
@@ -528,6 +570,7 @@ class Driver::Worker : public Peer {
     }
     give_up_ = pending_[0].sent + pending_[0].wait + kPatience;
     wake_ = give_up_;
+    in_transaction_ = false;
     Send(command_);
   }
 
@@ -622,8 +665,10 @@ class Driver::Worker : public Peer {
     // Who asks again for several locks may meanwhile hold only some of them.
     const bool holds_some = word == "ERR" && hold_ && hold_->locks.size() > 1 &&
                             hold_->attempts > 1 && verb == Verb::kAcquire;
-    // Who frees memory is not refused for want of it.
-    const bool refused = word == "OOM" && (verb == Verb::kRelease || verb == Verb::kTouch);
+    // Who frees memory is not refused for want of it. (That to queue commands is, is the server's
+    // own rule.)
+    const bool refused =
+        word == "OOM" && (verb == Verb::kRelease || verb == Verb::kTouch) && !in_transaction_;
     if (refused || (!IsExpected(word) && !holds_some)) Unexpected(error);
     std::vector<Operation> refused_ones = pending_;
     Answered(MayHaveBeenGranted(error) ? Answer::kLost : Answer::kError);
@@ -668,6 +713,7 @@ class Driver::Worker : public Peer {
   int64_t last_token_ = 0;
   std::vector<Operation> pending_;  // one for each lock of the request
   Command command_;
+  bool in_transaction_ = false;
   Time give_up_ = 0;
   Time dies_at_ = 0;
 };

@@ -66,6 +66,8 @@ struct Traffic {
   uint64_t upgrades = 0;
   uint64_t downgrades = 0;
   uint64_t floors = 0;  // tokens that are just what was asked for
+  uint64_t scripts = 0;
+  uint64_t transactions = 0;
   uint64_t infos = 0;
   Time unavailable = 0;
 };

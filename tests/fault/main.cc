@@ -94,6 +94,8 @@ struct Tally {
     traffic.upgrades += other.traffic.upgrades;
     traffic.downgrades += other.traffic.downgrades;
     traffic.floors += other.traffic.floors;
+    traffic.scripts += other.traffic.scripts;
+    traffic.transactions += other.traffic.transactions;
     traffic.infos += other.traffic.infos;
     traffic.unavailable += other.traffic.unavailable;
     for (const auto& [name, count] : other.traffic.errors) traffic.errors[name] += count;
@@ -205,6 +207,8 @@ void PrintSummary(const std::vector<Kind>& kinds, const std::map<std::string, Ta
             << "Holders that asked again: " << all.traffic.reentries << " counted once more, "
             << all.traffic.upgrades << " upgraded, " << all.traffic.downgrades << " downgraded, "
             << all.traffic.floors << " with a floor for a token.\n"
+            << "In scripts: " << all.traffic.scripts
+            << " requests; in transactions: " << all.traffic.transactions << ".\n"
             << "The register outside: " << all.writes << " writes, " << all.refused
             << " of them late and refused.\n"
             << "LOCK.INFO looked at " << all.traffic.infos << " times.\n"

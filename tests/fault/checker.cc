@@ -39,6 +39,7 @@ struct Hold {
   Time live_until = 0;      // and be its owner's;
   Time over_at = 0;         // without a step of the clock it surely is over then
   bool revived = false;     // and yet it was live later
+  bool may_write = false;   // it is kShared at least, and perhaps kExclusive
 };
 
 struct Span {
@@ -287,7 +288,10 @@ class Checker {
     bool may_be_newer = false;  // it asked again, and was not told
     Time linger = 0;
     Time least_lost_lease = kNever;  // of calls that may still be carried out
-    bool lost_change = false;        // some of them may change the token
+    int64_t lost_floor = 0;          // the highest of those
+    bool lost_upgrade = false;
+    bool changes_mode = false;
+    bool mode_unsure = false;  // it reads, and perhaps it writes
     // How often it has the hold.
     bool reentrant = false;
     int least_count = 0;
@@ -295,7 +299,7 @@ class Checker {
     int lost_counts = 0;
   };
 
-  // How often an owner that uses REENTRANT has a hold that may be an older one is not known.
+  // Of older data.
   static constexpr int kAnyCount = std::numeric_limits<int>::max() / 2;
 
   void FollowOwner(Indices indices) {
@@ -307,6 +311,7 @@ class Checker {
         continue;
       }
       const bool rightful = known.hold != nullptr && IsRightful(*known.hold, op);
+      if (known.hold != nullptr) FollowMode(op, known);
       switch (op.verb) {
         case Verb::kAcquire:
           Acquired(i, rightful, known);
@@ -338,8 +343,32 @@ class Checker {
 
   // Whether the token that is shown is that of the hold. A touch does not tell what it touched.
   bool IsCurrent(const Operation& op, const Known& known) const {
-    return op.token == known.token && !known.lost_change &&
+    return op.token == known.token && !MayHaveChanged(known) &&
            !MayBeOlderData(ops_[known.op].sent, op.answered);
+  }
+
+  // Whether a call that was lost may have changed the token.
+  static bool MayHaveChanged(const Known& known) {
+    return known.lost_upgrade || known.lost_floor > known.token;
+  }
+
+  // Whether an owner that changes between reading and writing does the one or the other is not
+  // known any more after such a change was lost, or where older data may be back.
+  void FollowMode(const Operation& op, Known& known) {
+    const bool changes = op.verb == Verb::kAcquire && op.sharing != known.hold->sharing;
+    known.changes_mode = known.changes_mode || changes;
+    if (!known.changes_mode) return;
+    known.mode_unsure =
+        known.mode_unsure || (changes && op.answer == Answer::kLost) || MayBeOlder(known, op);
+    if (!known.mode_unsure) return;
+    Downgrade(known, op.sent);
+    known.hold->may_write = true;
+  }
+
+  // Whether what the owner has may be of any time since it first asked.
+  bool MayBeOlder(const Known& known, const Operation& op) const {
+    return MayBeOlderData(*known.first_asked, op.answered) ||
+           IsForced(*known.first_asked, op.answered);
   }
 
   void Acquired(size_t i, bool rightful, Known& known) {
@@ -353,13 +382,14 @@ class Checker {
     if (op.answer == Answer::kNull && rightful && !upgrade) {
       Report("C6", "a rightful holder asked again in vain", {known.op, i});
     }
+    const int more = op.reentrant ? 1 : 0;
     if (op.answer == Answer::kLost) {
       known.may_be_newer = true;
       known.lost = true;
-      known.lost_change = known.lost_change || upgrade || op.floor > known.token;
-      if (op.reentrant) ++known.lost_counts;
-      if (op.reentrant) ++known.most_count;
-      Downgrade(known, op);
+      known.lost_upgrade = known.lost_upgrade || upgrade;
+      known.lost_floor = std::max(known.lost_floor, op.floor);
+      known.lost_counts += more;
+      known.most_count += more;
       known.least_lost_lease = std::min(known.least_lost_lease, op.lease);
       const Time latest = ServedFrom(op.answered) + op.wait + op.lease + kMillisecond;
       MayHold({op.sent, AtLatest(op.sent, latest + op.linger)}, op.sharing);
@@ -373,70 +403,76 @@ class Checker {
         MayBeOlderData(*known.first_asked, op.answered) ? *known.first_asked : *known.asked_since;
     if (!known.lost) known.asked_since.reset();
     if (op.answer != Answer::kToken) return;
+    if (op.token < op.floor) Report("C3", "a token below the floor that was asked for", {i});
     if (known.hold == nullptr || op.token != known.token) {
-      if (op.token < known.token && op.sent > ops_[known.op].answered &&
-          !MayBeOlderData(ops_[known.op].sent, op.answered)) {
-        Report("C6", "an owner that asked again got an older token", {known.op, i});
-      }
       const bool raised = op.token == op.floor && op.floor > known.token;
-      if (rightful && !upgrade && !raised && !known.lost_change &&
-          !MayBeOlderData(ops_[known.op].sent, op.answered)) {
-        Report("C6", "an owner that holds the lock and asked again got another token",
-               {known.op, i});
-      }
-      is_new_[i] = true;
-      ++findings_.holds;
+      CheckChange(i, rightful && !upgrade && !raised, known);
       CheckToken(i, asked);
-      if (known.hold != nullptr) {
-        IsGone(*known.hold, op, op.answered);
-        // It is replaced, also if it only lingered.
-        Shorten(known.hold, op);
-        for (Certain& certain : known.hold->certain) {
-          certain.until = std::min(certain.until, op.answered);
-          certain.closed_until = std::min(certain.closed_until, std::max(certain.until, op.sent));
-        }
-      }
-      known.hold = &holds_.emplace_back();
-      known.hold->op = i;
-      known.hold->owner = op.owner;
-      known.hold->token = op.token;
-      known.hold->sharing = op.sharing;
-      known.hold->limit = op.limit;
-      // A token that is raised is that of the same hold.
-      const int more = op.reentrant ? 1 : 0;
-      const bool may_be_same = raised || known.lost_change;
+      // A token that is raised is that of the same hold, and so is that of an upgrade.
+      const bool may_be_same = raised || upgrade || MayHaveChanged(known);
       known.least_count = rightful && raised ? known.least_count + more : 1;
-      known.most_count = 1 + known.lost_counts + (may_be_same ? known.most_count : 0);
+      known.most_count = std::max(1 + known.lost_counts, may_be_same ? known.most_count + more : 0);
+      BeginHold(i, known);
     } else {
-      const Time since = ops_[known.hold->op].sent;
-      if (upgrade && !known.lost && !MayBeOlderData(since, op.answered) &&
-          !IsForced(since, op.answered)) {
+      if (upgrade && !known.hold->may_write) {
         Report("C6", "a hold became exclusive under its old token", {known.op, i});
       }
-      Downgrade(known, op);
+      if (op.sharing == Sharing::kShared && known.hold->sharing == Sharing::kExclusive) {
+        IsGone(*known.hold, op, op.answered);
+        Downgrade(known, op.sent);
+      }
       IsThere(known);
-      if (op.reentrant) ++known.least_count;
-      if (op.reentrant) ++known.most_count;
+      known.least_count += more;
+      known.most_count += more;
     }
-    if (op.token < op.floor) Report("C3", "a token below the floor that was asked for", {i});
+    if (known.reentrant && MayBeOlder(known, op)) known.most_count = kAnyCount;
     Renew(i, known);
     known.may_be_newer = false;
     known.token = op.token;
     known.op = i;
   }
 
-  // An exclusive hold that its owner asked for as a shared one is no more than that, also if the
-  // answer was lost.
-  void Downgrade(Known& known, const Operation& op) {
-    if (known.hold == nullptr || known.hold->sharing != Sharing::kExclusive ||
-        op.sharing != Sharing::kShared) {
-      return;
+  // An owner was told another token than before.
+  void CheckChange(size_t i, bool keeps_its_token, const Known& known) {
+    const Operation& op = ops_[i];
+    if (known.hold == nullptr || MayBeOlderData(ops_[known.op].sent, op.answered)) return;
+    if (op.token < known.token && op.sent > ops_[known.op].answered) {
+      Report("C6", "an owner that asked again got an older token", {known.op, i});
     }
+    if (keeps_its_token && !MayHaveChanged(known)) {
+      Report("C6", "an owner that holds the lock and asked again got another token", {known.op, i});
+    }
+  }
+
+  void BeginHold(size_t i, Known& known) {
+    const Operation& op = ops_[i];
+    if (known.hold != nullptr) {
+      IsGone(*known.hold, op, op.answered);
+      // It is replaced, also if it only lingered.
+      Shorten(known.hold, op);
+      for (Certain& certain : known.hold->certain) {
+        certain.until = std::min(certain.until, op.answered);
+        certain.closed_until = std::min(certain.closed_until, std::max(certain.until, op.sent));
+      }
+    }
+    is_new_[i] = true;
+    ++findings_.holds;
+    known.hold = &holds_.emplace_back();
+    known.hold->op = i;
+    known.hold->owner = op.owner;
+    known.hold->token = op.token;
+    known.hold->sharing = known.mode_unsure ? Sharing::kShared : op.sharing;
+    known.hold->may_write = known.mode_unsure;
+    known.hold->limit = op.limit;
+  }
+
+  // From now on all that is certain is that its owner reads.
+  void Downgrade(Known& known, Time now) {
+    if (known.hold->sharing != Sharing::kExclusive) return;
     Hold shared = *known.hold;
     shared.sharing = Sharing::kShared;
-    for (Certain& certain : shared.certain) certain.from = std::max(certain.from, op.sent);
-    GiveUp(*known.hold, op.sent, op.sent);
-    if (op.answer == Answer::kToken) IsGone(*known.hold, op, op.answered);
+    for (Certain& certain : shared.certain) certain.from = std::max(certain.from, now);
+    GiveUp(*known.hold, now, now);
     known.hold = &holds_.emplace_back(std::move(shared));
   }
 
@@ -500,14 +536,15 @@ class Checker {
   // One release less. Returns whether some are surely left.
   bool CountDown(size_t i, Known& known) {
     const Operation& op = ops_[i];
-    const Time since = ops_[known.hold->op].sent;
-    const bool may_be_older = MayBeOlderData(since, op.answered) || IsForced(since, op.answered);
+    const bool may_be_older = MayBeOlder(known, op);
     if (known.reentrant && may_be_older) {
       known.least_count = std::min(known.least_count, 1);
       known.most_count = kAnyCount;
     }
     if (op.answer == Answer::kYes) {
-      if (known.most_count <= 0 && !known.lost && !may_be_older) {
+      // (What was over may be live again when the clock is set back.)
+      if (known.most_count <= 0 && !known.lost && !may_be_older &&
+          !IsSetBack(*known.first_asked, op.answered)) {
         Report("C6", "a hold was released more often than it was acquired", {known.op, i});
       }
       --known.most_count;
@@ -682,9 +719,14 @@ class Checker {
     for (size_t i = 1; i < by_token.size(); i++) {
       const Hold& a = *by_token[i - 1];
       const Hold& b = *by_token[i];
-      if (a.token == b.token && a.owner != b.owner) {
-        Report("C3", "two owners have the same token", {a.op, b.op});
-      }
+      if (a.token != b.token || a.owner == b.owner) continue;
+      // Who holds older data and names a floor gets just that, though it may have been given
+      // before.
+      const auto is_floor = [&](const Hold& hold) { return ops_[hold.op].floor == hold.token; };
+      const Time since = std::min(ops_[a.op].sent, ops_[b.op].sent);
+      const Time until = std::max(ops_[a.op].answered, ops_[b.op].answered);
+      if ((is_floor(a) || is_floor(b)) && MayBeOlderData(since, until)) continue;
+      Report("C3", "two owners have the same token", {a.op, b.op});
     }
   }
 
@@ -795,7 +837,8 @@ class Checker {
     // A server tells of a hold as soon as there is one.
     for (const Hold& hold : holds_) {
       const Operation& told = ops_[hold.op];
-      MayHold({told.direct ? told.answered : told.sent, hold.possible_until}, hold.sharing);
+      MayHold({told.direct ? told.answered : told.sent, hold.possible_until},
+              hold.may_write ? Sharing::kExclusive : hold.sharing);
     }
     busy_.Assign(possible_);
     busy_for_readers_.Assign(shut_);
@@ -931,7 +974,7 @@ class Checker {
   std::vector<Seen> seen_;  // by token
   std::vector<Hold> holds_;
   std::vector<Span> possible_;  // somebody may hold it,
-  std::vector<Span> shut_;      // not as a reader, or want to
+  std::vector<Span> shut_;      // or want to, as others than readers
   Spans busy_;
   Spans busy_for_readers_;
   std::vector<Inside> inside_;

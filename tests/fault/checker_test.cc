@@ -399,6 +399,17 @@ TEST(CheckerTest, EachGrantHasToBeReleased) {
     EXPECT_EQ(ChecksOf({{first, again, once, next}, {mark}}), Checks{});
     EXPECT_EQ(ChecksOf({{first, again, once, twice, Released(1, 310, 311)}, {mark}}), Checks{});
   }
+  // Also if it came back after the owner had got another hold.
+  EXPECT_EQ(
+      ChecksOf({{first, again, counted(Granted(1, 15, 170, 171)), Granted(1, 10, 190, 191), once,
+                 twice, Released(1, 310, 311)},
+                {During(Mark::Kind::kForced, 150, 180), During(Mark::Kind::kLossy, 150, 180)}}),
+      Checks{});
+  // And what was over may be live again.
+  const std::vector<Operation> over = {first, Released(1, 1100, 1101, Answer::kNo),
+                                       Released(1, 1200, 1201)};
+  EXPECT_EQ(ChecksOf({over, {}}), (Checks{"C2", "C6"}));
+  EXPECT_EQ(ChecksOf({over, {During(Mark::Kind::kStep, 1150, 1160, -500)}}), Checks{});
   // The end of a session ends all of them.
   EXPECT_EQ(ChecksOf({{first, again, Op(Verb::kClose, 1, 200, 220, Answer::kYes), next}, {}}),
             Checks{});
@@ -433,6 +444,17 @@ TEST(CheckerTest, Floors) {
             Checks{});
   EXPECT_EQ(ChecksOf({{first, above(12, Granted(1, 12, 100, 101)), Granted(2, 20, 300, 301)}, {}}),
             Checks{"C1"});
+  const auto handed_over = [&](Time at) {
+    return std::vector<Operation>{first, above(12, Granted(1, 12, 100, 101)), Released(1, 200, 201),
+                                  Granted(2, 20, 150, at, 1000, 2000)};
+  };
+  EXPECT_EQ(ChecksOf({handed_over(250), {}}), Checks{});
+  EXPECT_EQ(ChecksOf({handed_over(350), {}}), Checks{"C4"});
+  // A holder that is back with older data may name a token that was given since.
+  const std::vector<Operation> back = {first, Released(1, 50, 51), Granted(2, 12, 100, 101, 50),
+                                       above(12, Granted(1, 12, 300, 301))};
+  EXPECT_EQ(ChecksOf({back, {During(Mark::Kind::kLossy, 200, 201)}}), Checks{});
+  EXPECT_EQ(ChecksOf({back, {}}), (Checks{"C3", "C3"}));
 }
 
 TEST(CheckerTest, ReadersThatWriteAndWritersThatRead) {
@@ -470,6 +492,34 @@ TEST(CheckerTest, ReadersThatWriteAndWritersThatRead) {
   EXPECT_EQ(ChecksOf({{writer, lost, Granted(2, 20, 300, 301)}, {}}), Checks{"C1"});
   EXPECT_EQ(ChecksOf({{writer, downgraded, Released(1, 200, 201), Granted(2, 20, 300, 301)}, {}}),
             Checks{});
+}
+
+// A change may be undone, or not be carried out: then nobody knows whether its owner writes.
+TEST(CheckerTest, ReadersThatPerhapsWrite) {
+  const auto shared = [](const Operation& op) { return As(Sharing::kShared, 1, op); };
+  const auto lost = [](Operation op) {
+    op.answer = Answer::kLost;
+    return op;
+  };
+  const Operation touched = Touched(1, 300, 301, 1000);
+  const Operation reader = shared(Granted(1, 10, 0, 1));
+  const Operation upgraded = Granted(1, 12, 100, 101);
+  const Operation other = shared(Granted(2, 20, 1150, 1151));
+  const Mark lossy = During(Mark::Kind::kLossy, 200, 210);
+  EXPECT_EQ(ChecksOf({{reader, upgraded, touched, other}, {}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{reader, upgraded, touched, other}, {lossy}}), Checks{});
+  EXPECT_EQ(ChecksOf({{reader, upgraded, touched, Granted(2, 20, 1150, 1151)}, {lossy}}),
+            Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{reader, upgraded, touched, Null(1, 310, 311)}, {}}), Checks{"C6"});
+  EXPECT_EQ(ChecksOf({{reader, upgraded, touched, Null(1, 310, 311)}, {lossy}}), Checks{});
+  // Others wait for who perhaps writes.
+  const Operation writer = Granted(1, 10, 0, 1);
+  const Operation downgraded = shared(Granted(1, 10, 100, 101));
+  const Operation waiter = shared(Granted(2, 20, 350, 900, 1000, 2000));
+  EXPECT_EQ(ChecksOf({{writer, downgraded, touched, waiter}, {}}), Checks{"C4"});
+  EXPECT_EQ(ChecksOf({{writer, downgraded, touched, waiter}, {lossy}}), Checks{});
+  EXPECT_EQ(ChecksOf({{writer, lost(downgraded), touched, waiter}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{reader, lost(upgraded), touched, waiter}, {}}), Checks{});
 }
 
 TEST(CheckerTest, ReadersAreLetInBesideReaders) {

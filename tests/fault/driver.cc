@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -276,6 +277,12 @@ class Driver::Peer {
     alive_at_ = asked_at_;
     const OwnedReply refused = std::move(refused_);
     const bool carried_out = reply->type == REDIS_REPLY_ARRAY && reply->elements == 1;
+    // What is refused as a whole says why.
+    constexpr std::string_view kBecause = "EXECABORT Transaction discarded because of: ";
+    if (is_error && TextOf(*reply).starts_with(kBecause)) {
+      reply->len -= kBecause.size();
+      std::memmove(reply->str, reply->str + kBecause.size(), reply->len + 1);
+    }
     OnReply(refused ? *refused : carried_out ? *reply->element[0] : *reply);
   }
 
@@ -387,12 +394,15 @@ class Driver::Worker : public Peer {
     hold_ = std::move(hold);
   }
 
-  // Somewhat ahead of what the server would give, but never far ahead of its clock.
+  // Somewhat above the token and above what the clock would give; 0 if that is so far ahead of the
+  // clock that the server refuses it.
   int64_t Above(int64_t token) {
     using std::chrono::microseconds;
-    const auto wall = std::chrono::duration_cast<microseconds>(
-        std::chrono::system_clock::now().time_since_epoch());
-    return std::max(token + Between(1, 3), wall.count() + Between(0, 20 * kMillisecond));
+    const int64_t wall = std::chrono::duration_cast<microseconds>(
+                             std::chrono::system_clock::now().time_since_epoch())
+                             .count();
+    if (token > wall + 9 * 60 * kSecond) return 0;
+    return std::max(token + Between(1, 3), wall + Between(0, 20 * kMillisecond));
   }
 
   Command Named(const char* command) const {
@@ -544,16 +554,16 @@ class Driver::Worker : public Peer {
     dies_at_ = 0;
     command_ = command;
     // There a wait would be one try.
-    const bool in_script = op.wait == 0 && op.verb != Verb::kFence && OneIn(12);
+    // (Inside a script there is no connection that a hold could be bound to.)
+    const bool binds = op.verb == Verb::kAcquire && hold_->session;
+    const bool in_script = op.wait == 0 && op.verb != Verb::kFence && !binds && OneIn(12);
     in_transaction_ = op.wait == 0 && OneIn(12);
     if (in_script) Count(&Traffic::scripts);
     if (in_transaction_) Count(&Traffic::transactions);
     Send(in_script ? InScript(command, locks) : command, in_transaction_);
   }
 
-  // Inside a script there is no connection that a hold could be bound to.
   Command InScript(const Command& command, const std::vector<uint32_t>& locks) const {
-    if (std::find(command.begin(), command.end(), "SESSION") != command.end()) return command;
     Command script = {"EVAL", "return redis.pcall(unpack(ARGV))", std::to_string(locks.size())};
     for (const uint32_t lock : locks) script.push_back(driver_.LockName(lock));
     script.insert(script.end(), command.begin(), command.end());
@@ -646,8 +656,12 @@ class Driver::Worker : public Peer {
 
   // Who wanted to write and may not still reads.
   void Refused() {
-    if (!hold_->changing) return Forget();
-    hold_->changing = false;
+    if (!hold_->changing || hold_->sharing == Sharing::kShared) return Forget();
+    TakeBackChange();
+  }
+
+  void TakeBackChange() {
+    if (!std::exchange(hold_->changing, false)) return;
     ToggleSharing();
   }
 
@@ -665,8 +679,8 @@ class Driver::Worker : public Peer {
     // Who asks again for several locks may meanwhile hold only some of them.
     const bool holds_some = word == "ERR" && hold_ && hold_->locks.size() > 1 &&
                             hold_->attempts > 1 && verb == Verb::kAcquire;
-    // Who frees memory is not refused for want of it. (That to queue commands is, is the server's
-    // own rule.)
+    // Who frees memory is not refused for want of it. (To queue a command may be: that is the
+    // server's rule.)
     const bool refused =
         word == "OOM" && (verb == Verb::kRelease || verb == Verb::kTouch) && !in_transaction_;
     if (refused || (!IsExpected(word) && !holds_some)) Unexpected(error);
@@ -675,14 +689,17 @@ class Driver::Worker : public Peer {
     if (Redirect(error)) {
       if (asks_elsewhere()) return RepeatElsewhere(std::move(refused_ones));
       if (hold_ && verb == Verb::kAcquire && hold_->token == 0) --hold_->attempts;
+      if (hold_) TakeBackChange();
       return;
     }
     EndExcursion();
     wake_ = Now() + Between(1, 10) * kMillisecond;
     if (holds_some || OneIn(2)) {
       Forget();
-    } else if (hold_ && hold_->changing && !MayHaveBeenGranted(error)) {
-      Refused();
+    } else if (hold_ && MayHaveBeenGranted(error)) {
+      hold_->changing = false;
+    } else if (hold_) {
+      TakeBackChange();
     }
   }
 

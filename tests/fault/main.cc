@@ -204,9 +204,9 @@ void PrintSummary(const std::vector<Kind>& kinds, const std::map<std::string, Ta
   std::cout << "Clients: " << all.traffic.connections << " connections, " << all.traffic.deaths
             << " died, " << all.traffic.pauses << " slept past their leases, "
             << all.traffic.retries << " asked again after a loss.\n"
-            << "Holders that asked again: " << all.traffic.reentries << " counted once more, "
-            << all.traffic.upgrades << " upgraded, " << all.traffic.downgrades << " downgraded, "
-            << all.traffic.floors << " with a floor for a token.\n"
+            << "Among the grants: " << all.traffic.reentries << " counted once more, "
+            << all.traffic.upgrades << " upgrades, " << all.traffic.downgrades << " downgrades, "
+            << all.traffic.floors << " whose token is the floor.\n"
             << "In scripts: " << all.traffic.scripts
             << " requests; in transactions: " << all.traffic.transactions << ".\n"
             << "The register outside: " << all.writes << " writes, " << all.refused

@@ -673,8 +673,11 @@ void Server::TakeBack(const Grant& grant, Instant now) {
     const Decision decision = DecideTakeBack(PlaceOf(lock), owner, grant.token, upgraded, now);
     if (!decision.change.has_value()) continue;
     CarryOut(lock, *decision.change, now);
-    if (upgraded.has_value() && grant.bound_to.has_value()) {
+    if (!upgraded.has_value()) continue;
+    if (grant.bound_to.has_value()) {
       sessions_.Bind(*grant.bound_to, LockNameOf(lock), owner);
+    } else {
+      sessions_.Unbind(LockNameOf(lock), owner);
     }
   }
 }
@@ -765,13 +768,15 @@ bool Server::LeavesSomebodyWaiting(FineInstant now) {
   if (parked_.empty() || NextDue() <= moment) return false;
   for (const Parked* parked : parked_) {
     Sites sites;
-    // One whose own hold keeps those ahead waiting is right where it is.
+    // One whose own hold keeps those ahead waiting is right where it is, unless it stands in front
+    // because of that.
     bool holds = false;
     for (size_t i = 0; i < parked->size(); ++i) {
       const Place place = PlaceOf(parked->call.locks[i]);
       sites[i] = {place, parked->AheadOf(i)};
-      holds =
-          holds || (place.lock != nullptr && place.lock->Find(parked->request().owner).has_value());
+      holds = holds ||
+              (place.lock != nullptr && place.lock->Find(parked->request().owner).has_value() &&
+               !(parked->size() == 1 && IsUpgrade(place, parked->request(), moment)));
     }
     if (holds) continue;
     const Admission admission = Decide(std::span(sites).first(parked->size()), parked->request(),

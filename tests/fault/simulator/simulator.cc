@@ -644,7 +644,9 @@ void Simulator::TakeReply(size_t number, const Reply& reply) {
   }
   if (client.doing == Doing::kAsking && answer != Answer::kToken) {
     if (call.wait > Millis{0}) Count(Thing::kTimedOut);
-    if (!client.changing) return BeIdle(number, 0, 4 * kMillisecond);
+    if (!client.changing || call.mode == Mode::kShared) {
+      return BeIdle(number, 0, 4 * kMillisecond);
+    }
     // Who wanted to write and may not still reads.
     ToggleMode(client);
     client.changing = false;
@@ -925,7 +927,8 @@ size_t Simulator::FindReplica() const {
 
 void Simulator::Strike(Disaster disaster) {
   Node& primary = nodes_[primary_];
-  if (now_ < busy_until_ || !primary.up || now_ < primary.paused_until) return;
+  // What ends in this very moment has not ended yet.
+  if (now_ <= busy_until_ || !primary.up || now_ < primary.paused_until) return;
   switch (disaster) {
     case Disaster::kRestartWithAof:
     case Disaster::kRestartWithCutAof:

@@ -361,7 +361,8 @@ void Waiters::TakeBack(RedisModuleCtx* ctx, const Grant& grant, Instant now) {
     const Decision decision = DecideTakeBack(key.place(), owner, grant.token, upgraded, now);
     if (!decision.change.has_value()) continue;
     CarryOut(ctx, key, *decision.change, now, Carrier::kDeferred);
-    if (upgraded.has_value()) TheSessions().Acquired(grant.bound_to, key.lock_name(), owner);
+    const bool is_shared_again = std::holds_alternative<Held>(*decision.change);
+    if (is_shared_again) TheSessions().Acquired(grant.bound_to, key.lock_name(), owner);
   }
 }
 

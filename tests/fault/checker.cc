@@ -452,8 +452,8 @@ class Checker {
       Shorten(known.hold, op);
       for (Certain& certain : known.hold->certain) {
         certain.until = std::min(certain.until, op.answered);
-        certain.closed_until = std::min(certain.closed_until, std::max(certain.until, op.sent));
       }
+      EndLinger(*known.hold, op.sent);
     }
     is_new_[i] = true;
     ++findings_.holds;
@@ -533,6 +533,13 @@ class Checker {
     }
   }
 
+  // A release that comes when the lease is over ends the linger, whatever the count.
+  static void EndLinger(Hold& hold, Time now) {
+    for (Certain& certain : hold.certain) {
+      certain.closed_until = std::min(certain.closed_until, std::max(certain.until, now));
+    }
+  }
+
   // One release less. Returns whether some are surely left.
   bool CountDown(size_t i, Known& known) {
     const Operation& op = ops_[i];
@@ -551,6 +558,7 @@ class Checker {
     }
     if (op.answer == Answer::kYes || op.answer == Answer::kLost) --known.least_count;
     if (op.answer == Answer::kNo) known.least_count = known.most_count = 0;
+    if (op.answer == Answer::kLost) EndLinger(*known.hold, op.sent);
     return known.least_count > 0;
   }
 

@@ -386,6 +386,13 @@ TEST(CheckerTest, EachGrantHasToBeReleased) {
             Checks{"C1"});
   EXPECT_EQ(ChecksOf({{first, again, Released(1, 200, 201, Answer::kLost), twice, next}, {}}),
             Checks{});
+  // When the lease is over one release ends the linger.
+  Operation lingers = again;
+  lingers.linger = 500 * kMs;
+  const Operation later = Granted(2, 20, 1300, 1301);
+  EXPECT_EQ(ChecksOf({{first, lingers, later}, {}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{first, lingers, Released(1, 1200, 1201, Answer::kLost), later}, {}}),
+            Checks{});
   // It is free at the last, and not before.
   const auto handed_over = [&](Time at) {
     return std::vector<Operation>{first, again, once, twice, Granted(2, 20, 150, at, 1000, 2000)};

@@ -335,6 +335,39 @@ TEST_F(SessionsTest, KilledAroundItsGrant) {
   }
 }
 
+// alice's connection is killed before it can be told that she was upgraded, and the lease of her
+// shared hold is over when the upgrade is taken back: nothing is left that could be bound.
+TEST_F(SessionsTest, AnUpgradeThatIsTakenBackTooLate) {
+  const bool delivers_at_once = EngineOf(client_).starts_with("Redis 7.0.");
+  int taken_back = 0;
+  for (int round = 0; round < 5; round++) {
+    MustAcquire(client_, "other", "alice");
+    const std::string dump = client_.Do("DUMP", "other").text;
+    Client alice = server().Connect();
+    MustObtain(alice, Acquiring("job", "alice", {"SHARED", "SESSION"}, 150));
+    const int64_t end = EndOf(client_, "job");
+    MustObtain(client_, Acquiring("job", "bob", {"SHARED"}));
+    RawWaiter upgrade(server());
+    upgrade.Wait("job", "alice");
+    RawConnection driver = server().ConnectRaw();
+    DoAtOnce(driver, InPasses({{{"LOCK.RELEASE", "job", "bob"}},
+                               {{"CLIENT", "PAUSE", "60000", "WRITE"},
+                                {"CLIENT", "KILL", "ID", std::to_string(upgrade.id())}}}));
+    const bool told = !upgrade.connection.Ends();
+    ASSERT_TRUE(Eventually([&] { return ServerNow(client_) > end; }));
+    ASSERT_EQ(client_.Do("CLIENT", "UNPAUSE"), Reply::Ok());
+    if (!told) {
+      taken_back++;
+      ASSERT_TRUE(BecomesFree("job"));
+      ASSERT_EQ(client_.Do("RESTORE", "job", 0, dump), Reply::Ok());
+      EXPECT_EQ(IsSession("job", "alice"), kNo);
+    }
+    client_.Do("DEL", "job", "other");
+  }
+  std::cout << taken_back << " of 5 upgrades were taken back\n";
+  EXPECT_EQ(taken_back == 0, delivers_at_once);
+}
+
 // The answer is heard before the end.
 TEST_F(SessionsTest, AcquireAndQuitInOnePass) {
   for (int round = 0; round < 20; round++) {

@@ -673,7 +673,7 @@ void Server::TakeBack(const Grant& grant, Instant now) {
     const Decision decision = DecideTakeBack(PlaceOf(lock), owner, grant.token, upgraded, now);
     if (!decision.change.has_value()) continue;
     CarryOut(lock, *decision.change, now);
-    if (!upgraded.has_value()) continue;
+    if (!std::holds_alternative<Held>(*decision.change)) continue;
     if (grant.bound_to.has_value()) {
       sessions_.Bind(*grant.bound_to, LockNameOf(lock), owner);
     } else {

@@ -128,7 +128,11 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const AcquireRequest& req
     const bool upgrade = keys.size() == 1 && IsUpgrade(keys[0].place(), request, moment);
     queue_.Enter(*parked, locks, request.owner, upgrade);
     for (size_t i = 0; i < keys.size(); ++i) {
-      if (Find(locks[i])->size() == 1) LookAtHolders(locks[i], keys[i].place(), moment);
+      if (Find(locks[i])->size() == 1) {
+        LookAtHolders(locks[i], keys[i].place(), moment);
+      } else if (upgrade) {  // It stands in front, and nobody else will look.
+        LookAgain(locks[i], keys[i].place(), moment);
+      }
     }
     if (may_close_cycle) {
       const auto cycle = queue_.FindCycle(*parked, olders, moment);

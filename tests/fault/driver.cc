@@ -719,7 +719,8 @@ class Driver::Worker : public Peer {
       RecordClose(driver_.workload_.sessions_end && !by_half() ? Answer::kYes : Answer::kLost,
                   ended());
     }
-    if (asked ? hold_->attempts > 4 || OneIn(4) : OneIn(2)) {
+    // A request that was lost may yet bind the hold to the connection that was lost.
+    if (asked ? hold_->attempts > 4 || hold_->session || OneIn(4) : OneIn(2)) {
       hold_.reset();
     } else {
       Count(&Traffic::retries);

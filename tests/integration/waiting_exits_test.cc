@@ -277,6 +277,26 @@ TEST(SteppedClockTest, AShorterWaitAfterAStepForwardEndsInTime) {
   EXPECT_LT(took[took.size() / 2], Milliseconds{500}) << "a turn of the cron takes a second";
 }
 
+// bob's lease was over when carol came to the line, and is not any more when the clock has been set
+// back. alice, who reads, stands in front of carol as soon as she wants to write: when his lease is
+// over for the second time it is her turn.
+TEST(SteppedClockTest, AnUpgradeAfterAStepBack) {
+  ClockShift clock;
+  const Server server({.environment = clock.environment()});
+  Client client = server.Connect();
+  MustObtain(client, Acquiring("job", "alice", {"SHARED"}));
+  MustObtain(client, Acquiring("job", "bob", {"SHARED"}, 100));
+  const int64_t over = ServerNow(client) + 100;
+  ASSERT_TRUE(Eventually([&] { return ServerNow(client) > over; }));
+  Waiter carol(server, "job", "carol");
+  clock.Set(-Milliseconds{500}, client);
+  Waiter alice(server, "job", "alice", {.wait_ms = 5000});
+  EXPECT_EQ(HoldersOf(client, "job"), (Owners{"alice", "bob"}));
+  EXPECT_TRUE(alice.Read().IsInteger());
+  EXPECT_GT(ServerNow(client), over);
+  EXPECT_EQ(LineOf(client, "job"), Owners{"carol"});
+}
+
 // The lease ends first, or the wait does, by a few milliseconds.
 TEST_F(ExitsTest, TheEndOfTheLeaseAndTheEndOfTheWait) {
   for (const int64_t wait_ms : {94, 97, 98, 99, 100, 101, 102, 103, 106}) {

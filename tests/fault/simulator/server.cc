@@ -529,7 +529,11 @@ void Server::Park(const Call& call, const AcquireRequest& request, Instant now, 
     const bool upgrade = call.count == 1 && IsUpgrade(PlaceOf(call.locks[0]), request, now);
     queue_.Enter(*parked, locks, request.owner, upgrade);
     for (size_t i = 0; i < call.count; ++i) {
-      if (queue_.Find(locks[i])->size() == 1) LookAtHolders(call.locks[i], now);
+      if (queue_.Find(locks[i])->size() == 1) {
+        LookAtHolders(call.locks[i], now);
+      } else if (upgrade) {
+        LookAgain(call.locks[i], now);
+      }
     }
     if (may_close_cycle && !queue_.FindCycle(*parked, olders, now).empty()) {
       queue_.Leave(*parked);
@@ -720,6 +724,14 @@ void Server::Settle(FineInstant now) {
   }
 }
 
+void Server::LookAgain(uint32_t lock, Instant now) {
+  const LockName name = LockNameOf(lock);
+  const Place place = PlaceOf(lock);
+  if (!place.plain.has_value() && queue_.Find(name)->holders() == CountHolders(place, now)) return;
+  queue_.ClearHolders(name);
+  LookAtHolders(lock, now);
+}
+
 WaitQueue::Offered Server::Offer(Parked& parked, LockName here, const Crowd& ahead,
                                  FineInstant now) {
   const Instant moment = ToInstant(now);
@@ -737,11 +749,7 @@ WaitQueue::Offered Server::Offer(Parked& parked, LockName here, const Crowd& ahe
   if (admission.busy()) {
     held_back_ = held_back_ || admission.outcome == Outcome::kGrace;
     if (!IsBlocked(sites[here_at], request, moment)) return WaitQueue::Offered::kBlockedElsewhere;
-    const Place& place = sites[here_at].place;
-    if (place.plain.has_value() || queue_.Find(here)->holders() != CountHolders(place, moment)) {
-      queue_.ClearHolders(here);
-      LookAtHolders(LockOf(here.key), moment);
-    }
+    LookAgain(LockOf(here.key), moment);
     return WaitQueue::Offered::kBlockedHere;
   }
   if (!admission.granted()) {

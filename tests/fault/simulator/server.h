@@ -199,6 +199,7 @@ class Server {
   void Remove(uint32_t lock);
   void KeyChanged(uint32_t lock, Instant now);
   void LookAtHolders(uint32_t lock, Instant now);
+  void LookAgain(uint32_t lock, Instant now);
   Crowd AheadOfNewcomer(uint32_t lock, const AcquireRequest& request, Instant now);
 
   void CarryOut(uint32_t lock, const Change& change, Instant now);

@@ -343,7 +343,7 @@ class Checker {
 
   // Whether the token that is shown is that of the hold. A touch does not tell what it touched.
   bool IsCurrent(const Operation& op, const Known& known) const {
-    return op.token == known.token && !MayHaveChanged(known) &&
+    return op.token == known.token && !known.may_be_newer && !MayHaveChanged(known) &&
            !MayBeOlderData(ops_[known.op].sent, op.answered);
   }
 

@@ -202,6 +202,11 @@ TEST(CheckerTest, OneThatWasReplacedMayHaveComeAgain) {
     ops.push_back(again);
     EXPECT_EQ(ChecksOf({ops, {}}), Checks{});
   }
+  // A touch does not tell which.
+  EXPECT_EQ(ChecksOf({{Granted(1, 10, 0, 1), again, Touched(1, 1400, 1401, 1000),
+                       Shown(Verb::kFence, 1, 10, 1500, Answer::kNo)},
+                      {}}),
+            Checks{});
   // Its token tells which.
   std::vector<Operation> ops = before;
   ops.push_back(again);
@@ -549,6 +554,7 @@ TEST(HistoryTest, IsReadAsItWasWritten) {
   Operation odd = OnSeveral(As(Sharing::kLimit, 7, Granted(1, 10, 0, 1, 5, 6)));
   odd.retry = true;
   odd.reentrant = true;
+  odd.session = true;
   odd.floor = 9;
   odd.linger = 3;
   odd.server = 4;

@@ -434,6 +434,7 @@ class Driver::Worker : public Peer {
     Operation op = Prepared(Verb::kAcquire);
     op.retry = hold_->attempts > 0;
     op.reentrant = hold_->reentrant;
+    op.session = hold_->session;
     op.floor = hold_->floor;
     op.wait = hold_->wait;
     op.linger = hold_->linger;

@@ -17,7 +17,7 @@ constexpr std::array<std::string_view, 6> kAnswers = {"token", "null",  "yes",
 constexpr std::array<std::string_view, 3> kSharings = {"exclusive", "shared", "limit"};
 constexpr std::array<std::string_view, 4> kMarks = {"unavailable", "forced", "lossy", "step"};
 // The flags of an operation, each a letter or a dot.
-constexpr std::string_view kFlags = "srxdc";
+constexpr std::string_view kFlags = "srxdcb";
 
 template <typename Enum, size_t kSize>
 std::string_view NameOf(Enum value, const std::array<std::string_view, kSize>& names) {
@@ -48,8 +48,8 @@ std::string Ms(Time time) {
 
 void Write(const History& history, std::ostream& out) {
   for (const Operation& op : history.operations) {
-    const std::array<bool, kFlags.size()> set = {op.several, op.retry, op.stranger, op.direct,
-                                                 op.reentrant};
+    const std::array<bool, kFlags.size()> set = {op.several, op.retry,     op.stranger,
+                                                 op.direct,  op.reentrant, op.session};
     std::string flags;
     for (size_t i = 0; i < set.size(); i++) flags += set.at(i) ? kFlags[i] : '.';
     out << "op " << NameOf(op.verb, kVerbs) << ' ' << NameOf(op.answer, kAnswers) << ' '
@@ -86,6 +86,7 @@ History ReadHistory(std::istream& in) {
       op.stranger = flags[2] != '.';
       op.direct = flags[3] != '.';
       op.reentrant = flags[4] != '.';
+      op.session = flags[5] != '.';
     } else if (word == "mark") {
       Mark& mark = history.marks.emplace_back();
       std::string kind;
@@ -112,6 +113,7 @@ std::string ToText(const Operation& op) {
     if (op.wait > 0) out << ", wait " << Ms(op.wait);
     if (op.linger > 0) out << ", linger " << Ms(op.linger);
     if (op.reentrant) out << ", reentrant";
+    if (op.session) out << ", session";
     if (op.floor > 0) out << ", floor " << op.floor;
     if (op.retry) out << ", again";
   }

@@ -51,6 +51,7 @@ struct Operation {
   bool stranger = false;   // in the name of an owner that never asked for this lock
   bool direct = true;      // nothing (a proxy, a pause) holds back the request or the answer
   bool reentrant = false;  // each grant of it has to be released
+  bool session = false;    // it ends with its connection
   uint32_t lock = 0;
   uint32_t owner = 0;   // a name is used for one hold, except that its client may ask again
   uint32_t server = 0;  // the life of a server: another number after each restart and role change

@@ -605,6 +605,7 @@ void Simulator::Record(const Client& client, Answer answer, int64_t token) {
          .stranger = client.stranger,
          .direct = client.direct,
          .reentrant = call.reentrant,
+         .session = call.session,
          .lock = call.locks[i],
          .owner = call.owner,
          .server = client.life,

@@ -334,8 +334,8 @@ class Checker {
           break;
         case Verb::kWrite:
           // One whose hold came back with older data is rightful here, and rightly refused there.
-          is_rightful_[i] = rightful && IsCurrent(op, known) &&
-                            !MayBeOlderData(ops_[known.hold->op].sent, op.answered);
+          is_rightful_[i] =
+              rightful && IsCurrent(op, known) && !MayBeOlderData(*known.first_asked, op.answered);
           break;
       }
     }

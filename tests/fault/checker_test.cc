@@ -467,6 +467,15 @@ TEST(CheckerTest, Floors) {
                                        above(12, Granted(1, 12, 300, 301))};
   EXPECT_EQ(ChecksOf({back, {During(Mark::Kind::kLossy, 200, 201)}}), Checks{});
   EXPECT_EQ(ChecksOf({back, {}}), (Checks{"C3", "C3"}));
+  // Or a lower one, which the register refuses.
+  const std::vector<Operation> refused = {first,
+                                          Released(1, 50, 51),
+                                          Granted(2, 20, 100, 101, 50),
+                                          Shown(Verb::kWrite, 2, 20, 110),
+                                          above(12, Granted(1, 12, 300, 301)),
+                                          Shown(Verb::kWrite, 1, 12, 310)};
+  EXPECT_EQ(ChecksOf({refused, {During(Mark::Kind::kLossy, 200, 201)}}), Checks{});
+  EXPECT_EQ(ChecksOf({refused, {}}), (Checks{"C3", "C2"}));
 }
 
 TEST(CheckerTest, ReadersThatWriteAndWritersThatRead) {

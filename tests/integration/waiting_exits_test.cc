@@ -289,8 +289,8 @@ TEST(SteppedClockTest, AnUpgradeAfterAStepBack) {
   const int64_t over = ServerNow(client) + 100;
   ASSERT_TRUE(Eventually([&] { return ServerNow(client) > over; }));
   Waiter carol(server, "job", "carol");
-  clock.Set(-Milliseconds{500}, client);
-  Waiter alice(server, "job", "alice", {.wait_ms = 5000});
+  clock.Set(-Milliseconds{1000}, client);
+  Waiter alice(server, "job", "alice", {.wait_ms = 10000});
   EXPECT_EQ(HoldersOf(client, "job"), (Owners{"alice", "bob"}));
   EXPECT_TRUE(alice.Read().IsInteger());
   EXPECT_GT(ServerNow(client), over);

@@ -286,6 +286,7 @@ class Checker {
     int64_t token = 0;                // the last, told by
     size_t op = 0;
     bool may_be_newer = false;  // it asked again, and was not told
+    bool late = false;          // and that may arrive after what it asked since
     Time linger = 0;
     Time least_lost_lease = kNever;  // of calls that may still be carried out
     int64_t lost_floor = 0;          // the highest of those
@@ -385,6 +386,7 @@ class Checker {
     const int more = op.reentrant ? 1 : 0;
     if (op.answer == Answer::kLost) {
       known.may_be_newer = true;
+      known.late = known.late || !op.direct;
       known.lost = true;
       known.lost_upgrade = known.lost_upgrade || upgrade;
       known.lost_floor = std::max(known.lost_floor, op.floor);
@@ -427,7 +429,7 @@ class Checker {
     }
     if (known.reentrant && MayBeOlder(known, op)) known.most_count = kAnyCount;
     Renew(i, known);
-    known.may_be_newer = false;
+    known.may_be_newer = known.late;
     known.token = op.token;
     known.op = i;
   }

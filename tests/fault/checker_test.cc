@@ -207,6 +207,14 @@ TEST(CheckerTest, OneThatWasReplacedMayHaveComeAgain) {
                        Shown(Verb::kFence, 1, 10, 1500, Answer::kNo)},
                       {}}),
             Checks{});
+  // One that was held back may come after what was asked since.
+  std::vector<Operation> late = {Granted(1, 10, 0, 1, 50), Granted(1, 12, 910, 911, 50),
+                                 Granted(2, 20, 970, 971, 20), Touched(1, 1000, 1001, 10)};
+  late.push_back(Op(Verb::kAcquire, 1, 60, 900, Answer::kLost));
+  late.back().lease = 50 * kMs;
+  EXPECT_EQ(ChecksOf({late, {}}), Checks{"C2"});
+  late.back().direct = false;
+  EXPECT_EQ(ChecksOf({late, {}}), Checks{});
   // Its token tells which.
   std::vector<Operation> ops = before;
   ops.push_back(again);

@@ -327,7 +327,7 @@ class Driver::Worker : public Peer {
     int64_t floor = 0;
     int64_t token = 0;  // 0: asked for, not obtained
     int attempts = 0;
-    int releases = 0;       // at least so many are needed
+    int releases = 0;       // that are needed, as far as it knows
     int deeds = 0;          // still to be done
     bool changing = false;  // it is asked for in the other mode
   };
@@ -554,7 +554,7 @@ class Driver::Worker : public Peer {
     wake_ = give_up_;
     dies_at_ = 0;
     command_ = command;
-    // There a wait would be one try.
+    // In scripts and transactions a wait would be one try.
     // (Inside a script there is no connection that a hold could be bound to.)
     const bool binds = op.verb == Verb::kAcquire && hold_->session;
     const bool in_script = op.wait == 0 && op.verb != Verb::kFence && !binds && OneIn(12);

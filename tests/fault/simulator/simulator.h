@@ -187,7 +187,7 @@ class Simulator {
     uint32_t life = 0;  // of the server that it was sent to
     int64_t token = 0;
     Time hold_until = 0;
-    int releases = 0;       // that it needs at least
+    int releases = 0;       // that are needed, as far as it knows
     bool changing = false;  // it asks for it in the other mode
     int deeds = 0;          // with this hold
     int tries = 0;

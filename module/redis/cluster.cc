@@ -6,7 +6,7 @@
 
 #include "core/fact.h"
 #include "core/request.h"
-#include "redis/effects.h"
+#include "redis/replies.h"
 #include "redis/tokens.h"
 #include "redis/waiters.h"
 

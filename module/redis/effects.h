@@ -1,19 +1,15 @@
-// From a decision to its effects: the one place that writes keys, replicates, wakes watchers and
-// words replies. A handler does none of these by itself.
+// From a decision to its effects: the one place that writes keys, replicates and notifies. A
+// handler does none of these by itself.
 
 #ifndef TURNSTILE_REDIS_EFFECTS_H_
 #define TURNSTILE_REDIS_EFFECTS_H_
 
 #include <optional>
-#include <string>
-#include <vector>
 
-#include "core/cluster.h"
 #include "core/decide.h"
 #include "core/fact.h"
 #include "core/lock.h"
 #include "core/request.h"
-#include "core/wait_queue.h"
 #include "redis/lock_type.h"
 #include "redis/redis_api.h"
 
@@ -46,49 +42,6 @@ void Obey(RedisModuleCtx* ctx, const FloorFact& floor);
 
 // Tells replicas and the AOF that no token up to `floor` will be issued again.
 void TellFloor(RedisModuleCtx* ctx, Token floor);
-
-int ReplyAcquired(RedisModuleCtx* ctx, const Admission& admission);
-// How many of the locks that a request named it was done to.
-int ReplyCount(RedisModuleCtx* ctx, size_t count);
-int ReplyToken(RedisModuleCtx* ctx, std::optional<Token> token);
-int ReplyFlag(RedisModuleCtx* ctx, bool flag);
-// The map of LOCK.INFO; `line` is null if nobody waits.
-int ReplyInfo(RedisModuleCtx* ctx, const LockKey& key, const WaitQueue::Line* line, Instant now);
-
-// Summaries of locks, without those that the caller may not read. `found`: what SCAN answered.
-int ReplyList(RedisModuleCtx* ctx, RedisModuleCallReply* found, Instant now);
-int ReplyTop(RedisModuleCtx* ctx, const std::vector<const WaitQueue::Line*>& lines, size_t most,
-             Instant now);
-
-// The token that asked does not hold the lock; the highest one that does, if any.
-int ReplyFenced(RedisModuleCtx* ctx, Token asked, std::optional<Token> holds);
-int ReplyNotPermitted(RedisModuleCtx* ctx, std::string_view command);
-// Passes on what the command after THEN answered, and ends the reply.
-int ReplyOf(RedisModuleCtx* ctx, RedisModuleCallReply* reply);
-
-int ReplyError(RedisModuleCtx* ctx, const ParseError& error);
-int ReplyWrongType(RedisModuleCtx* ctx);
-int ReplyReadOnly(RedisModuleCtx* ctx);
-int ReplyInternal(RedisModuleCtx* ctx, const char* command);
-int ReplyWaitLimit(RedisModuleCtx* ctx, size_t limit);
-int ReplyNoSession(RedisModuleCtx* ctx);
-int ReplyDeadlock(RedisModuleCtx* ctx, const std::vector<WaitQueue::Step>& cycle);
-
-// The error for a request that is neither granted nor busy.
-const char* TextFor(Outcome outcome);
-
-// Errors for clients that wait.
-inline constexpr const char* kNoLongerPermittedText =
-    "NOPERM this user may no longer acquire the lock it waited for";
-inline constexpr const char* kNotNowText =
-    "TRYAGAIN the server does not take a write to this key now";
-// Where the slot is now, worded as the server itself words it: clients follow it.
-// `endpoint_type`: the server's setting cluster-preferred-endpoint-type.
-std::string MovedText(Slot slot, const ClusterNode& node, std::string_view endpoint_type);
-inline constexpr const char* kClusterDownText = "CLUSTERDOWN The cluster is down";
-inline constexpr const char* kSlotUnservedText = "CLUSTERDOWN Hash slot not served";
-inline constexpr const char* kSupersededText =
-    "UNBLOCKED a newer call of the same owner took over this place in the line";
 
 }  // namespace turnstile
 

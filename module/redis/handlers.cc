@@ -15,6 +15,7 @@
 #include "redis/effects.h"
 #include "redis/events.h"
 #include "redis/lock_type.h"
+#include "redis/replies.h"
 #include "redis/server_state.h"
 #include "redis/tokens.h"
 #include "redis/user.h"

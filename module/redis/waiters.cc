@@ -11,6 +11,7 @@
 #include "redis/deferred.h"
 #include "redis/effects.h"
 #include "redis/events.h"
+#include "redis/replies.h"
 #include "redis/server_sessions.h"
 #include "redis/tokens.h"
 #include "redis/user.h"

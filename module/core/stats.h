@@ -69,6 +69,7 @@ struct Stats {
   uint64_t refused = 0;           // answered null at once
   uint64_t waited = 0;            // began to wait
   uint64_t timed_out = 0;         // waited in vain
+  uint64_t waits_cancelled = 0;   // by a LOCK.RELEASE of their owners
   uint64_t deadlocks = 0;         // refused, because the wait would have closed a cycle
   uint64_t wait_limited = 0;      // refused, because too many waited
   uint64_t released = 0;          // by their owners

@@ -26,6 +26,11 @@ Obstacle ObstacleBetween(Mode waits, Mode other) {
 
 LockName WaitQueue::Waiter::lock(size_t index) const { return places_[index].line_->lock_; }
 
+bool WaitQueue::Waiter::WaitsFor(LockName lock) const {
+  return std::any_of(places_.begin(), places_.end(),
+                     [lock](const Place& place) { return place.line_->lock_ == lock; });
+}
+
 Crowd WaitQueue::Waiter::AheadOf(size_t index) const {
   Crowd crowd;
   for (const Place* place = places_[index].link_.before; place != nullptr && !crowd.IsMixed();

@@ -101,6 +101,7 @@ class WaitQueue {
     Tick since() const { return since_; }
     Tick deadline() const { return deadline_; }
     bool in_line() const { return !places_.empty(); }
+    bool WaitsFor(LockName lock) const;
 
    private:
     friend class WaitQueue;

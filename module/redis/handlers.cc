@@ -174,17 +174,23 @@ int HandleRelease(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (keys.any_wrong_type()) return ReplyWrongType(ctx);
   const Instant now = source == Source::kObeyed ? kBeforeAnyEnd : ToInstant(WallNow());
   const Carrier carrier = keys.size() == 1 ? Carrier::kCommand : Carrier::kFact;
+  std::vector<LockName> locks;
+  for (size_t i = 0; i < keys.size(); ++i) locks.push_back(keys[i].lock_name());
+  const std::vector<bool> waited = TheWaiters().CancelWaits(locks, request.owner);
   size_t released = 0;
+  size_t given_up = 0;  // held or waited for
   for (size_t i = 0; i < keys.size(); ++i) {
     const Decision decision = Decide(keys[i].place(), request, now);
     if (decision.change.has_value()) CarryOut(ctx, keys[i], *decision.change, now, carrier);
-    if (decision.outcome == Outcome::kReleased) ++released;
+    const bool held = decision.outcome == Outcome::kReleased;
+    if (held) ++released;
+    if (held || waited[i]) ++given_up;
   }
   if (source == Source::kCaller) {
     TheStats().released += released;
-    TheStats().stale_releases += keys.size() - released;
+    TheStats().stale_releases += keys.size() - given_up;
   }
-  return ReplyCount(ctx, released);
+  return ReplyCount(ctx, given_up);
 }
 
 // LOCK.TOUCH key owner <PX ms | EX s> [ALSO numkeys key [key ...]]

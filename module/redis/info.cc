@@ -27,6 +27,7 @@ constexpr Counter kCounters[] = {
     {"refused", &Stats::refused},
     {"waited", &Stats::waited},
     {"timed_out", &Stats::timed_out},
+    {"waits_cancelled", &Stats::waits_cancelled},
     {"deadlocks", &Stats::deadlocks},
     {"wait_limited", &Stats::wait_limited},
     {"released", &Stats::released},

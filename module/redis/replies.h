@@ -58,6 +58,8 @@ inline constexpr const char* kClusterDownText = "CLUSTERDOWN The cluster is down
 inline constexpr const char* kSlotUnservedText = "CLUSTERDOWN Hash slot not served";
 inline constexpr const char* kSupersededText =
     "UNBLOCKED a newer call of the same owner took over this place in the line";
+inline constexpr const char* kCancelledText =
+    "UNBLOCKED a LOCK.RELEASE of the same owner ended this wait";
 
 }  // namespace turnstile
 

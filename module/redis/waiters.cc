@@ -149,16 +149,32 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const AcquireRequest& req
     if (keys[i].place().plain.has_value()) FollowPlainLocks(ctx);
   }
   held_back_ = held_back_ || Tokens().GraceAt(moment) == Grace::kOn;
-  for (WaitQueue::Waiter* older : olders) {
-    superseded_.push_back(static_cast<Parked*>(older));
-    if (older->in_line()) queue_.Leave(*older);
-  }
+  for (WaitQueue::Waiter* older : olders)
+    UnblockLater(*static_cast<Parked*>(older), kSupersededText);
   Parked* waits = parked.release();  // OnFree ends it
   waits->client = RedisModule_BlockClient(ctx, OnReply, OnUnblocked, OnFree, /*timeout_ms=*/0);
   RedisModule_SetDisconnectCallback(waits->client, OnGone);
   parked_.emplace(waits->client, waits);
   ++TheStats().waited;
   return REDISMODULE_OK;
+}
+
+// The wait is over; its caller is answered in the one deferred place.
+void Waiters::UnblockLater(Parked& parked, const char* why) {
+  if (parked.in_line()) queue_.Leave(parked);
+  parked.answer = std::string(why);
+  to_unblock_.push_back(&parked);
+}
+
+std::vector<bool> Waiters::CancelWaits(std::span<const LockName> locks, Owner owner) {
+  std::vector<bool> waited(locks.size());
+  if (empty()) return waited;
+  for (WaitQueue::Waiter* wait : queue_.FindWaiters(locks, owner)) {
+    for (size_t i = 0; i < locks.size(); ++i) waited[i] = waited[i] || wait->WaitsFor(locks[i]);
+    ++TheStats().waits_cancelled;
+    UnblockLater(*static_cast<Parked*>(wait), kCancelledText);
+  }
+  return waited;
 }
 
 void Waiters::LockHeld(LockName name, const Lock& lock, const Hold& hold) {
@@ -209,7 +225,7 @@ void Waiters::KeepGrants(LockName lock, Owner owner) {
 }
 
 Instant Waiters::NextDue() const {
-  if (!superseded_.empty() || !to_take_back_.empty()) return kMinInstant;
+  if (!to_unblock_.empty() || !to_take_back_.empty()) return kMinInstant;
   Instant due = queue_.NextDue();
   if (held_back_) due = std::min(due, Tokens().GraceEnd() + Millis{1});
   return due;
@@ -240,7 +256,7 @@ Waiters::Parked* Waiters::FindParked(RedisModuleBlockedClient* client) {
 // Ends the wait. From here on only OnReply and OnFree will see `parked`.
 void Waiters::LetGo(Parked& parked) {
   if (parked.in_line()) queue_.Leave(parked);
-  std::erase(superseded_, &parked);  // if something else ends it first
+  std::erase(to_unblock_, &parked);  // if something else ends it first
   parked_.erase(parked.client);
   if (parked_.empty()) parked_ = decltype(parked_)();  // the empty table may be large
   RedisModule_UnblockClient(parked.client, &parked);
@@ -252,9 +268,7 @@ void Waiters::Send(Parked& parked, Answer answer) {
 }
 
 void Waiters::TimeOut(Tick now) {
-  for (Parked* parked : std::exchange(superseded_, {})) {
-    Send(*parked, std::string(kSupersededText));
-  }
+  for (Parked* parked : std::exchange(to_unblock_, {})) LetGo(*parked);
   while (WaitQueue::Waiter* waiter = queue_.FirstTimedOut(now)) {
     CountTimeOut(*waiter);
     Send(*static_cast<Parked*>(waiter), std::monostate{});

@@ -15,6 +15,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <variant>
@@ -60,13 +61,18 @@ class Waiters {
   // A whole database, or all of them, was emptied or exchanged.
   void DatabaseChanged(RedisModuleCtx* ctx, std::optional<int> db);
 
+  // The owner gives up its waits for any of `locks`, in all their lines; their callers are answered
+  // UNBLOCKED in the next pass of the event loop. Returns for each lock whether it was waited for.
+  std::vector<bool> CancelWaits(std::span<const LockName> locks, Owner owner);
+
   // The owner heard of its hold by a call of its own: a grant that is still on its way to another
   // of its connections will not be taken back.
   void OwnerWasTold(LockName lock, Owner owner) {
     if (!in_flight_.empty() || !to_take_back_.empty()) KeepGrants(lock, owner);
   }
 
-  // Answers those whose time is over or whose place was taken over. Writes nothing.
+  // Answers those whose time is over, whose place was taken over or whose wait was cancelled.
+  // Writes nothing.
   void TimeOut(Tick now);
 
   // Takes back what did not arrive. Only where this server may write.
@@ -94,6 +100,7 @@ class Waiters {
   struct Grant;
   using Answer = std::variant<std::monostate, Token, std::string>;  // null, token, error
 
+  void UnblockLater(Parked& parked, const char* why);
   void KeepGrants(LockName lock, Owner owner);
   Parked* FindParked(RedisModuleBlockedClient* client);
   void Send(Parked& parked, Answer answer);
@@ -115,7 +122,7 @@ class Waiters {
 
   WaitQueue queue_;
   std::unordered_map<RedisModuleBlockedClient*, Parked*> parked_;  // not answered yet
-  std::vector<Parked*> superseded_;                                // their places were taken over
+  std::vector<Parked*> to_unblock_;                                // out of line, with their answer
   std::vector<Grant*> in_flight_;                                  // answered, not yet delivered
   std::vector<std::unique_ptr<Grant>> to_take_back_;
   bool held_back_ = false;  // somebody waits for the end of the grace

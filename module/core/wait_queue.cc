@@ -119,7 +119,7 @@ size_t WaitQueue::lines() const {
   return count;
 }
 
-std::vector<const WaitQueue::Line*> WaitQueue::LongestLines(int db) const {
+std::vector<const WaitQueue::Line*> WaitQueue::LongestLines(int db, size_t most) const {
   std::vector<const Line*> found;
   const auto of_db = lines_.find(db);
   if (of_db == lines_.end()) return found;
@@ -127,6 +127,7 @@ std::vector<const WaitQueue::Line*> WaitQueue::LongestLines(int db) const {
   std::sort(found.begin(), found.end(), [](const Line* a, const Line* b) {
     return a->size() != b->size() ? a->size() > b->size() : a->lock_.key < b->lock_.key;
   });
+  if (found.size() > most) found.resize(most);
   return found;
 }
 

@@ -81,8 +81,9 @@ class WaitQueue {
   // One waiting call. Derive from it to say how to reach the caller.
   class Waiter {
    public:
-    Waiter(const AcquireRequest& request, Tick since, Tick deadline)
-        : request_(request), since_(since), deadline_(deadline) {
+    // `client_id`: the connection that waits; 0 if nobody needs to know.
+    Waiter(const AcquireRequest& request, Tick since, Tick deadline, uint64_t client_id = 0)
+        : request_(request), since_(since), deadline_(deadline), client_id_(client_id) {
       request_.also = {};
     }
     Waiter(const Waiter&) = delete;
@@ -100,6 +101,7 @@ class WaitQueue {
 
     Tick since() const { return since_; }
     Tick deadline() const { return deadline_; }
+    uint64_t client_id() const { return client_id_; }
     bool in_line() const { return !places_.empty(); }
     bool WaitsFor(LockName lock) const;
 
@@ -109,6 +111,7 @@ class WaitQueue {
     AcquireRequest request_;
     Tick since_;
     Tick deadline_;
+    uint64_t client_id_;
     std::vector<Place> places_;
     Party* party_ = nullptr;
     Link<Waiter> of_party_;  // among all waits of the owner
@@ -183,8 +186,8 @@ class WaitQueue {
   std::vector<LockName> Locks(std::optional<int> db) const;
   // How many they are.
   size_t lines() const;
-  // The lines of a database, those that most wait in first; equal ones by name.
-  std::vector<const Line*> LongestLines(int db) const;
+  // The `most` longest lines of a database, the longest first; equal ones by name.
+  std::vector<const Line*> LongestLines(int db, size_t most) const;
 
   // The waiting calls of `owner` for any of `locks`.
   std::vector<Waiter*> FindWaiters(std::span<const LockName> locks, Owner owner);

@@ -276,7 +276,9 @@ int HandleTop(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   const ArgViews args(argv, argc, 1);
   const auto parsed = ParseTop(args.args());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
-  return ReplyTop(ctx, TheWaiters().LongestLines(RedisModule_GetSelectedDb(ctx)),
+  constexpr size_t kMostLinesExamined = 10'000;  // a caller may read few of them, or none
+  return ReplyTop(ctx,
+                  TheWaiters().LongestLines(RedisModule_GetSelectedDb(ctx), kMostLinesExamined),
                   std::get<TopRequest>(parsed).most, ToInstant(WallNow()));
 }
 

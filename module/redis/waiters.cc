@@ -36,9 +36,9 @@ struct Waiters::Grant {
 
 // A blocked client. Lives from Park to OnFree.
 struct Waiters::Parked : WaitQueue::Waiter {
-  Parked(const AcquireRequest& request, FineTick now, std::optional<uint64_t> session_client,
-         RedisModuleString* user_name)
-      : Waiter(request, ToTick(now), std::chrono::ceil<Millis>(now + request.wait)),
+  Parked(const AcquireRequest& request, FineTick now, uint64_t client_id,
+         std::optional<uint64_t> session_client, RedisModuleString* user_name)
+      : Waiter(request, ToTick(now), std::chrono::ceil<Millis>(now + request.wait), client_id),
         session(session_client),
         user(user_name) {}
   ~Parked() { RedisModule_FreeString(nullptr, user); }
@@ -109,8 +109,8 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const AcquireRequest& req
     return ReplyWaitLimit(ctx, MaxWaiters());
   }
 
-  auto parked =
-      std::make_unique<Parked>(request, SteadyNow(), session, RedisModule_GetCurrentUserName(ctx));
+  auto parked = std::make_unique<Parked>(request, SteadyNow(), RedisModule_GetClientId(ctx),
+                                         session, RedisModule_GetCurrentUserName(ctx));
   if (olders.size() == 1 && WaitQueue::WaitsFor(*olders.front(), locks, request.mode)) {
     WaitQueue::Waiter& older = *olders.front();
     const bool asks_for_less_room = request.limit < older.request().limit;

@@ -36,7 +36,9 @@ class Waiters {
   size_t size() const { return queue_.size(); }
   // How many locks they wait for.
   size_t lines() const { return queue_.lines(); }
-  std::vector<const WaitQueue::Line*> LongestLines(int db) const { return queue_.LongestLines(db); }
+  std::vector<const WaitQueue::Line*> LongestLines(int db, size_t most) const {
+    return queue_.LongestLines(db, most);
+  }
 
   // The line of a lock, or null.
   WaitQueue::Line* Find(LockName lock) { return empty() ? nullptr : queue_.Find(lock); }

@@ -291,6 +291,15 @@ size_t CountHolders(const Place& place, Instant now) {
   return PlainIn(place, now) == nullptr ? 0 : 1;
 }
 
+std::optional<Instant> NextEnd(const Place& place, Instant now) {
+  if (const PlainLock* plain = PlainIn(place, now); plain != nullptr) {
+    return plain->end == kMaxInstant ? std::nullopt : std::optional(plain->end);
+  }
+  const size_t holders = place.lock == nullptr ? 0 : place.lock->KeepingOut(now);
+  if (holders == 0) return std::nullopt;
+  return place.lock->at(Lock::Order::kByClosing, place.lock->size() - holders).closes();
+}
+
 Millis LingerLeft(const Place& place, Instant now) {
   if (place.lock == nullptr) return Millis{0};
   for (size_t i = place.lock->size(); i > 0; --i) {

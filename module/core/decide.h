@@ -168,6 +168,10 @@ struct Holder {
 std::vector<Holder> HoldersOf(const Place& place, Instant now);
 size_t CountHolders(const Place& place, Instant now);
 
+// The first moment from `now` on at which a hold stops keeping others out; none if no hold does by
+// itself.
+std::optional<Instant> NextEnd(const Place& place, Instant now);
+
 // How long holds that have ended go on keeping others out; zero if none does.
 Millis LingerLeft(const Place& place, Instant now);
 

@@ -20,7 +20,10 @@ void Sessions::Bind(Client client, LockName lock, Owner owner) {
 Sessions::Bindings::iterator Sessions::Erase(Bindings::iterator binding) {
   const auto client = clients_.find(binding->second.client);
   client->second.Remove(binding->second);
-  if (client->second.empty()) clients_.erase(client);
+  if (client->second.empty()) {
+    closed_.erase(client->first);
+    clients_.erase(client);
+  }
   return bindings_.erase(binding);
 }
 
@@ -57,13 +60,42 @@ void Sessions::SwapDatabases(int first, int second) {
   bindings_ = std::move(swapped);
 }
 
-std::vector<Sessions::BoundHold> Sessions::Close(Client client) {
-  std::vector<BoundHold> closed;
-  for (auto found = clients_.find(client); found != clients_.end(); found = clients_.find(client)) {
-    closed.push_back(*found->second.first()->hold);
-    Erase(bindings_.find(closed.back()));
+void Sessions::Close(Client client) {
+  if (HasAny(client)) closed_.insert(client);
+}
+
+LockName Sessions::FirstWithEnded() const {
+  return clients_.find(*closed_.begin())->second.first()->hold->lock();
+}
+
+bool Sessions::HasEnded(LockName lock, Owner owner) const {
+  if (!has_ended()) return false;
+  const std::optional<Client> client = BoundTo(lock, owner);
+  return client.has_value() && closed_.contains(*client);
+}
+
+size_t Sessions::CountEnded(LockName lock) const {
+  if (!has_ended()) return 0;
+  size_t count = 0;
+  for (auto at = bindings_.lower_bound(Before::View(lock.db, lock.key, ""));
+       at != bindings_.end() && at->first.lock() == lock; ++at) {
+    if (HasEnded(at->second)) ++count;
   }
-  return closed;
+  return count;
+}
+
+std::vector<std::string> Sessions::TakeEnded(LockName lock) {
+  std::vector<std::string> owners;
+  auto at = bindings_.lower_bound(Before::View(lock.db, lock.key, ""));
+  while (has_ended() && at != bindings_.end() && at->first.lock() == lock) {
+    if (HasEnded(at->second)) {
+      owners.push_back(at->first.owner);
+      at = Erase(at);
+    } else {
+      ++at;
+    }
+  }
+  return owners;
 }
 
 }  // namespace turnstile

@@ -4,12 +4,16 @@
 // lives in the memory of the server that granted the hold and nowhere else: after a failover the
 // hold is an ordinary one, and its lease is the safety net. Whoever ends a hold unbinds it, so a
 // binding is always of a hold that is there.
+//
+// A connection may have any number of holds, and they end one after the other. Until then the
+// bindings to a closed connection stay, so that it is known which holds are over already.
 
 #ifndef TURNSTILE_CORE_SESSIONS_H_
 #define TURNSTILE_CORE_SESSIONS_H_
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -52,8 +56,17 @@ class Sessions {
   void UnbindAll(std::optional<int> db);
   void SwapDatabases(int first, int second);
 
-  // The connection closed: takes out what is bound to it.
-  std::vector<BoundHold> Close(Client client);
+  // The connection closed: what is bound to it has ended.
+  void Close(Client client);
+  // Whether there is anything that has ended so and was not taken out yet.
+  bool has_ended() const { return !closed_.empty(); }
+  // A lock with such holds, while has_ended().
+  LockName FirstWithEnded() const;
+  // The owners of such holds of a lock,
+  size_t CountEnded(LockName lock) const;
+  bool HasEnded(LockName lock, Owner owner) const;
+  // and takes them out.
+  std::vector<std::string> TakeEnded(LockName lock);
 
  private:
   struct Before {
@@ -71,9 +84,11 @@ class Sessions {
   using Bindings = std::map<BoundHold, Binding, Before>;
 
   Bindings::iterator Erase(Bindings::iterator binding);
+  bool HasEnded(const Binding& binding) const { return closed_.contains(binding.client); }
 
   Bindings bindings_;
   std::unordered_map<Client, IntrusiveList<Binding, &Binding::of_client>> clients_;
+  std::set<Client> closed_;  // those that have bindings
 };
 
 }  // namespace turnstile

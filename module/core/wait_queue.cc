@@ -1,7 +1,6 @@
 #include "core/wait_queue.h"
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
 
 namespace turnstile {
@@ -9,18 +8,6 @@ namespace {
 
 // A hold lives through its last millisecond.
 constexpr Instant After(Instant end) { return end + Millis{1}; }
-
-// How much a waiter minds somebody else, who holds the lock or stands before it.
-enum class Obstacle {
-  kNone,   // it enters beside it
-  kPeer,   // it enters beside so many, and no more
-  kStone,  // it must see it gone
-};
-
-Obstacle ObstacleBetween(Mode waits, Mode other) {
-  if (waits != other || waits == Mode::kExclusive) return Obstacle::kStone;
-  return waits == Mode::kShared ? Obstacle::kNone : Obstacle::kPeer;
-}
 
 }  // namespace
 
@@ -31,68 +18,91 @@ bool WaitQueue::Waiter::WaitsFor(LockName lock) const {
                      [lock](const Place& place) { return place.line_->lock_ == lock; });
 }
 
+// An exclusive request minds anybody and a shared one anybody who is not shared, so to know whether
+// there is one is enough. For a request with a limit those ahead are counted, up to its limit.
 Crowd WaitQueue::Waiter::AheadOf(size_t index) const {
+  const Place& place = places_[index];
+  const Line& line = *place.line_;
   Crowd crowd;
-  for (const Place* place = places_[index].link_.before; place != nullptr && !crowd.IsMixed();
-       place = place->link_.before) {
-    crowd.Add(place->waiter_->request_.mode, place->waiter_->request_.limit);
+  if (line.places_.first() == &place) return crowd;
+  const auto stands_ahead = [&place](const Place* other) {
+    return other != nullptr && other->order_ < place.order_;
+  };
+  if (request_.mode != Mode::kLimit || stands_ahead(line.unlimited_.first())) {
+    crowd.size = 1;
+    crowd.all_limit = false;
+    crowd.all_shared = !stands_ahead(line.unshared_.first());
+    return crowd;
+  }
+  for (const Place* other = place.link_.before;
+       other != nullptr && crowd.size < std::min(request_.limit, crowd.least_limit);
+       other = other->link_.before) {
+    crowd.Add(Mode::kLimit, other->waiter_->request_.limit);
   }
   return crowd;
 }
 
-WaitQueue::Place* WaitQueue::Line::FirstBlockedByShared() const {
-  Place* place = places_.first();
-  while (place != nullptr && place->waiter_->request_.mode == Mode::kShared) {
-    place = place->link_.after;
-  }
-  return place;
+bool WaitQueue::Line::PutOff(Instant now) const {
+  return woken_.has_value() || (end_.has_value() && *end_ < now);
 }
 
-Crowd WaitQueue::Line::Ahead(bool upgrade) const {
+Crowd WaitQueue::Line::Ahead(bool upgrade, Instant now) const {
   Crowd crowd;
-  if (!upgrade) {
-    crowd.size = size();
-    crowd.all_shared = shared_ == size();
-    crowd.all_limit = limited_ == size();
-    if (!limits_.empty()) crowd.least_limit = limits_.begin()->first;
+  if (upgrade) {
+    // Those who ask for a shared hold and stand in front; that there is one is enough to know.
+    if (first()->waiter().request().mode == Mode::kShared) crowd.Add(Mode::kShared, /*limit=*/1);
     return crowd;
   }
-  const Place* blocked = FirstBlockedByShared();
-  for (const Place* place = places_.first(); place != blocked; place = place->link_.after) {
-    crowd.Add(Mode::kShared, /*limit=*/1);
-  }
+  crowd.size = size();
+  crowd.all_shared = unshared_.empty() && !PutOff(now);
+  crowd.all_limit = unlimited_.empty() && !PutOff(now);
+  if (!limits_.empty()) crowd.least_limit = limits_.begin()->first;
   return crowd;
 }
 
 Tick WaitQueue::Line::waiting_since() const {
+  constexpr int kFront = 100;
   Tick since = kMaxTick;
-  for (const Place* place = first(); place != nullptr; place = place->behind()) {
+  const Place* place = first();
+  for (int i = 0; place != nullptr && i < kFront; ++i, place = place->behind()) {
     since = std::min(since, place->waiter().since());
   }
   return since;
 }
 
-void WaitQueue::Line::Insert(Place* next, Place& place) {
+void WaitQueue::Line::Insert(Place& place, bool upgrade) {
+  const AcquireRequest& request = place.waiter_->request_;
+  Place* next = upgrade ? unshared_.first() : nullptr;
+  place.order_ = next == nullptr ? Order{.arrival = place.waiter_->number_}
+                                 : Order{next->order_.arrival, next->order_.before - 1};
   places_.InsertBefore(next, place);
-  Count(place.waiter_->request_);
+  if (request.mode != Mode::kShared) unshared_.InsertBefore(next, place);
+  if (request.mode != Mode::kLimit) {
+    // Whoever stands before an upgrade asks for a shared hold, so it is in this list.
+    Place* next_unlimited = nullptr;
+    if (next != nullptr) {
+      const Place* before = place.link_.before;
+      next_unlimited = before == nullptr ? unlimited_.first() : before->among_unlimited_.after;
+    }
+    unlimited_.InsertBefore(next_unlimited, place);
+  }
+  Count(request);
 }
 
 void WaitQueue::Line::Remove(Place& place) {
+  const AcquireRequest& request = place.waiter_->request_;
   places_.Remove(place);
-  Discount(place.waiter_->request_);
+  if (request.mode != Mode::kShared) unshared_.Remove(place);
+  if (request.mode != Mode::kLimit) unlimited_.Remove(place);
+  Discount(request);
 }
 
 void WaitQueue::Line::Count(const AcquireRequest& request) {
-  if (request.mode == Mode::kShared) ++shared_;
-  if (request.mode != Mode::kLimit) return;
-  ++limited_;
-  ++limits_[request.limit];
+  if (request.mode == Mode::kLimit) ++limits_[request.limit];
 }
 
 void WaitQueue::Line::Discount(const AcquireRequest& request) {
-  if (request.mode == Mode::kShared) --shared_;
   if (request.mode != Mode::kLimit) return;
-  --limited_;
   const auto same = limits_.find(request.limit);
   if (--same->second == 0) limits_.erase(same);
 }
@@ -104,15 +114,6 @@ WaitQueue::Line* WaitQueue::Find(LockName lock) {
   return line == db->second.end() ? nullptr : &line->second;
 }
 
-std::vector<LockName> WaitQueue::Locks(std::optional<int> db) const {
-  std::vector<LockName> locks;
-  for (const auto& [number, of_db] : lines_) {
-    if (db.has_value() && number != *db) continue;
-    for (const auto& [key, line] : of_db) locks.push_back(line.lock_);
-  }
-  return locks;
-}
-
 size_t WaitQueue::lines() const {
   size_t count = 0;
   for (const auto& [db, of_db] : lines_) count += of_db.size();
@@ -121,20 +122,37 @@ size_t WaitQueue::lines() const {
 
 std::vector<const WaitQueue::Line*> WaitQueue::LongestLines(int db, size_t most) const {
   std::vector<const Line*> found;
-  const auto of_db = lines_.find(db);
-  if (of_db == lines_.end()) return found;
-  for (const auto& [key, line] : of_db->second) found.push_back(&line);
+  auto of_size = by_size_.lower_bound(Size{db + 1, 0});
+  while (of_size != by_size_.begin() && found.size() < most) {
+    --of_size;
+    if (of_size->first.db != db) break;
+    for (const Line* line = of_size->second.first(); line != nullptr && found.size() < most;
+         line = line->of_size_.after) {
+      found.push_back(line);
+    }
+  }
   std::sort(found.begin(), found.end(), [](const Line* a, const Line* b) {
     return a->size() != b->size() ? a->size() > b->size() : a->lock_.key < b->lock_.key;
   });
-  if (found.size() > most) found.resize(most);
   return found;
+}
+
+void WaitQueue::List(Line& line) {
+  if (line.size() > 0) by_size_[{line.lock_.db, line.size()}].Append(line);
+}
+
+void WaitQueue::Unlist(Line& line) {
+  const auto of_size = by_size_.find({line.lock_.db, line.size()});
+  if (of_size == by_size_.end()) return;
+  of_size->second.Remove(line);
+  if (of_size->second.empty()) by_size_.erase(of_size);
 }
 
 WaitQueue::Line& WaitQueue::LineOf(LockName lock) {
   if (Line* line = Find(lock); line != nullptr) return *line;
   const auto added = lines_[lock.db].try_emplace(std::string(lock.key)).first;
   added->second.lock_ = LockName{lock.db, added->first};
+  added->second.number_ = ++numbers_;
   return added->second;
 }
 
@@ -147,11 +165,25 @@ WaitQueue::Party& WaitQueue::PartyOf(Owner owner) {
   if (Party* party = FindParty(owner); party != nullptr) return *party;
   const auto added = parties_.try_emplace(std::string(owner.bytes)).first;
   added->second.owner = Owner{added->first};
+  party_list_.Append(added->second);
   return added->second;
 }
 
 void WaitQueue::DropIfIdle(Party& party) {
-  if (party.waits.empty() && party.held.empty()) parties_.erase(parties_.find(party.owner.bytes));
+  if (!party.waits.empty()) return;
+  party_list_.Remove(party);
+  parties_.erase(parties_.find(party.owner.bytes));
+}
+
+WaitQueue::Place& WaitQueue::OnlyPlace(const Party& party) {
+  return party.waits.first()->places_.front();
+}
+
+std::vector<WaitQueue::Waiter*> WaitQueue::Waiters() const {
+  std::vector<Waiter*> waiters;
+  waiters.reserve(size());
+  for (const auto& [when, waiter] : timeouts_) waiters.push_back(waiter);
+  return waiters;
 }
 
 std::vector<WaitQueue::Waiter*> WaitQueue::FindWaiters(std::span<const LockName> locks,
@@ -160,10 +192,8 @@ std::vector<WaitQueue::Waiter*> WaitQueue::FindWaiters(std::span<const LockName>
   const Party* party = FindParty(owner);
   if (party == nullptr) return found;
   for (Waiter* wait = party->waits.first(); wait != nullptr; wait = wait->of_party_.after) {
-    const bool overlaps =
-        std::any_of(wait->places_.begin(), wait->places_.end(), [locks](const Place& place) {
-          return std::find(locks.begin(), locks.end(), place.line_->lock_) != locks.end();
-        });
+    const bool overlaps = std::any_of(locks.begin(), locks.end(),
+                                      [wait](LockName lock) { return wait->WaitsFor(lock); });
     if (overlaps) found.push_back(wait);
   }
   return found;
@@ -171,54 +201,76 @@ std::vector<WaitQueue::Waiter*> WaitQueue::FindWaiters(std::span<const LockName>
 
 bool WaitQueue::WaitsFor(const Waiter& waiter, std::span<const LockName> locks, Mode mode) {
   return waiter.request_.mode == mode && waiter.size() == locks.size() &&
-         std::all_of(waiter.places_.begin(), waiter.places_.end(), [locks](const Place& place) {
-           return std::find(locks.begin(), locks.end(), place.line_->lock_) != locks.end();
-         });
+         std::all_of(locks.begin(), locks.end(),
+                     [&waiter](LockName lock) { return waiter.WaitsFor(lock); });
 }
 
 void WaitQueue::Enter(Waiter& waiter, std::span<const LockName> locks, Owner owner, bool upgrade) {
-  waiter.party_ = &PartyOf(owner);
-  waiter.party_->waits.Append(waiter);
-  waiter.request_.owner = waiter.party_->owner;
+  Party& party = PartyOf(owner);
+  if (party.places == 1) ++OnlyPlace(party).line_->with_other_places_;
+  party.places += locks.size();
+  party.waits.Append(waiter);
+  waiter.party_ = &party;
+  waiter.request_.owner = party.owner;
+  waiter.number_ = ++numbers_;
+  waiter.blocked_at_.reset();
   waiter.places_.resize(locks.size());
   for (size_t i = 0; i < locks.size(); ++i) {
     Place& place = waiter.places_[i];
     Line& line = LineOf(locks[i]);
     place.waiter_ = &waiter;
     place.line_ = &line;
-    line.Insert(upgrade ? line.FirstBlockedByShared() : nullptr, place);
+    Unlist(line);
+    line.Insert(place, upgrade);
+    List(line);
+    if (party.places > 1) ++line.with_other_places_;
   }
-  timeouts_.emplace(waiter.deadline_, &waiter);
+  timeouts_.emplace(std::pair(waiter.deadline_, waiter.number_), &waiter);
 }
 
 void WaitQueue::TakeOver(Waiter& newer, Waiter& older) {
+  Unregister(older);
   newer.places_ = std::exchange(older.places_, {});
-  for (Place& place : newer.places_) {
-    place.waiter_ = &newer;
-    place.line_->Discount(older.request_);
-    place.line_->Count(newer.request_);
-    woken_.insert(place.line_);  // it may ask for less than the older did
-  }
   newer.party_ = std::exchange(older.party_, nullptr);
   newer.party_->waits.Append(newer);
   newer.party_->waits.Remove(older);
   newer.request_.owner = newer.party_->owner;
-  timeouts_.erase({older.deadline_, &older});
-  timeouts_.emplace(newer.deadline_, &newer);
+  newer.number_ = ++numbers_;
+  newer.blocked_at_.reset();
+  newer.registered_ = true;
+  timeouts_.erase({older.deadline_, older.number_});
+  timeouts_.emplace(std::pair(newer.deadline_, newer.number_), &newer);
+  for (Place& place : newer.places_) {
+    Line& line = *place.line_;
+    place.waiter_ = &newer;
+    line.Discount(older.request_);
+    line.Count(newer.request_);
+    Register(place);
+    WakeLine(line);
+  }
 }
 
-void WaitQueue::Leave(Waiter& waiter) {
-  timeouts_.erase({waiter.deadline_, &waiter});
+void WaitQueue::Leave(Waiter& waiter, Left why) {
+  Unregister(waiter);
+  timeouts_.erase({waiter.deadline_, waiter.number_});
   Party& party = *std::exchange(waiter.party_, nullptr);
   party.waits.Remove(waiter);
+  const bool had_others = party.places > 1;
+  party.places -= waiter.size();
+  if (had_others && party.places == 1) --OnlyPlace(party).line_->with_other_places_;
   DropIfIdle(party);
   for (Place& place : waiter.places_) {
     Line& line = *place.line_;
+    if (had_others) --line.with_other_places_;
+    Unlist(line);
     line.Remove(place);
+    List(line);
     if (line.places_.empty()) {
       Drop(line);
+    } else if (why == Left::kHoldsAlone) {
+      Sleep(line);
     } else {
-      woken_.insert(&line);
+      WakeLine(line);
     }
   }
   waiter.places_ = std::vector<Place>();
@@ -226,325 +278,140 @@ void WaitQueue::Leave(Waiter& waiter) {
   // After a rush the tables, though empty, would stay large.
   lines_ = decltype(lines_)();
   parties_ = decltype(parties_)();
-  woken_ = decltype(woken_)();
 }
 
 void WaitQueue::Drop(Line& line) {
-  ClearHolders(line);
-  woken_.erase(&line);
   auto& of_db = lines_.find(line.lock_.db)->second;
   of_db.erase(of_db.find(line.lock_.key));
 }
 
-WaitQueue::HoldingAt WaitQueue::Remove(Line& line, HoldingAt holding) {
-  Holding& removed = holding->second;
-  ends_.erase({removed.until, &removed});
-  Party& party = *removed.party;
-  party.held.Remove(removed);
-  const HoldingAt next = line.holdings_.erase(holding);
-  DropIfIdle(party);
-  return next;
+void WaitQueue::Register(Place& place) {
+  Line& line = *place.line_;
+  line.to_try_.emplace_hint(line.to_try_.end(), place.order_, &place);
+  Reorder(line);
 }
 
-void WaitQueue::ClearHolders(Line& line) {
-  for (HoldingAt at = line.holdings_.begin(); at != line.holdings_.end();) at = Remove(line, at);
+void WaitQueue::Unregister(Place& place) {
+  Line& line = *place.line_;
+  line.to_try_.erase(place.order_);
+  Reorder(line);
+  if (line.to_try_.empty()) SetEnd(line, std::nullopt);
 }
 
-void WaitQueue::SetHolder(LockName lock, Mode mode, Owner owner, Instant until, Company company,
-                          Millis linger) {
-  Line* line = Find(lock);
-  if (line == nullptr) return;
-  if (!line->holdings_.empty() && line->mode_ != mode) woken_.insert(line);
-  line->mode_ = mode;
-  Party& party = PartyOf(owner);
-  const auto [at, added] = line->holdings_.try_emplace(party.owner.bytes);
-  Holding& holding = at->second;
-  if (added) {
-    holding.party = &party;
-    holding.line = line;
-    party.held.Append(holding);
+void WaitQueue::Unregister(Waiter& waiter) {
+  if (!std::exchange(waiter.registered_, false)) return;
+  if (waiter.blocked_at_.has_value()) {
+    Unregister(waiter.places_[*waiter.blocked_at_]);
   } else {
-    ends_.erase({holding.until, &holding});
-  }
-  holding.until = until;
-  holding.end = until - linger;
-  ends_.emplace(until, &holding);
-  if (company == Company::kWithOthers) return;
-  for (HoldingAt other = line->holdings_.begin(); other != line->holdings_.end();) {
-    other = &other->second == &holding ? std::next(other) : Remove(*line, other);
+    for (Place& place : waiter.places_) Unregister(place);
   }
 }
 
-void WaitQueue::RemoveHolder(LockName lock, Owner owner) {
-  Line* line = Find(lock);
-  if (line == nullptr) return;
-  const HoldingAt holding = line->holdings_.find(owner.bytes);
-  if (holding != line->holdings_.end()) Remove(*line, holding);
-  woken_.insert(line);
+void WaitQueue::Reorder(Line& line) {
+  if (!line.woken_.has_value()) return;
+  if (line.to_try_.empty()) {
+    Sleep(line);
+  } else if (const Order first = line.to_try_.begin()->first; first != *line.woken_) {
+    woken_.erase({*line.woken_, line.number_});
+    line.woken_ = first;
+    woken_.emplace(std::pair(first, line.number_), &line);
+  }
 }
 
-void WaitQueue::ClearHolders(LockName lock) {
+void WaitQueue::WakeLine(Line& line) {
+  if (line.woken_.has_value() || line.to_try_.empty()) return;
+  line.woken_ = line.to_try_.begin()->first;
+  woken_.emplace(std::pair(*line.woken_, line.number_), &line);
+}
+
+void WaitQueue::Sleep(Line& line) {
+  if (!line.woken_.has_value()) return;
+  woken_.erase({*line.woken_, line.number_});
+  line.woken_.reset();
+}
+
+void WaitQueue::SetEnd(Line& line, std::optional<Instant> end) {
+  if (line.end_ == end) return;
+  if (line.end_.has_value()) ends_.erase({*line.end_, line.number_});
+  line.end_ = end;
+  if (end.has_value()) ends_.emplace(std::pair(*end, line.number_), &line);
+}
+
+void WaitQueue::Block(Waiter& waiter, size_t index, std::optional<Instant> next_end) {
+  Place& place = waiter.places_[index];
+  Line& line = *place.line_;
+  if (!waiter.registered_ || waiter.blocked_at_ != index) {
+    Unregister(waiter);
+    waiter.blocked_at_ = index;
+    waiter.registered_ = true;
+    Register(place);
+  }
+  if (line.to_try_.begin()->second == &place) {
+    Sleep(line);
+    SetEnd(line, next_end);
+  } else if (next_end.has_value()) {
+    // Somebody ahead is to be tried too: what was to wake it stays.
+    NoteEnd(line, *next_end);
+  }
+}
+
+void WaitQueue::Suspend(Waiter& waiter) {
+  Unregister(waiter);
+  waiter.blocked_at_.reset();
+  waiter.registered_ = true;
+  for (Place& place : waiter.places_) {
+    Register(place);
+    Sleep(*place.line_);
+  }
+}
+
+void WaitQueue::NoteEnd(LockName lock, Instant end) {
   Line* line = Find(lock);
-  if (line == nullptr) return;
-  ClearHolders(*line);
-  woken_.insert(line);
+  if (line != nullptr && !line->to_try_.empty()) NoteEnd(*line, end);
+}
+
+void WaitQueue::NoteEnd(Line& line, Instant end) {
+  if (!line.end_.has_value() || end < *line.end_) SetEnd(line, end);
 }
 
 void WaitQueue::Wake(LockName lock) {
-  if (Line* line = Find(lock); line != nullptr) woken_.insert(line);
+  if (Line* line = Find(lock); line != nullptr) WakeLine(*line);
 }
 
-void WaitQueue::WakeAll() {
-  for (auto& [db, of_db] : lines_) {
-    for (auto& [key, line] : of_db) woken_.insert(&line);
+void WaitQueue::WakeEvery(std::string_view key) {
+  for (auto& [number, of_db] : lines_) {
+    if (const auto line = of_db.find(key); line != of_db.end()) WakeLine(line->second);
   }
 }
 
-WaitQueue::Line* WaitQueue::FirstWoken(Instant now) {
-  while (!ends_.empty() && ends_.begin()->first < now) {
-    const Holding& over = *ends_.begin()->second;
-    Line& line = *over.line;
-    woken_.insert(&line);
-    Remove(line, line.holdings_.find(over.party->owner.bytes));
+void WaitQueue::WakeAll(std::optional<int> db) {
+  for (auto& [number, of_db] : lines_) {
+    if (db.has_value() && number != *db) continue;
+    for (auto& [key, line] : of_db) WakeLine(line);
   }
-  return woken_.empty() ? nullptr : *woken_.begin();
+}
+
+WaitQueue::Waiter* WaitQueue::NextToTry(Instant now) {
+  while (!ends_.empty() && ends_.begin()->first.first < now) {
+    Line& line = *ends_.begin()->second;
+    SetEnd(line, std::nullopt);
+    WakeLine(line);
+  }
+  return woken_.empty() ? nullptr : woken_.begin()->second->to_try_.begin()->second->waiter_;
 }
 
 WaitQueue::Waiter* WaitQueue::FirstTimedOut(Tick now) const {
-  if (timeouts_.empty() || timeouts_.begin()->first > now) return nullptr;
+  if (timeouts_.empty() || timeouts_.begin()->first.first > now) return nullptr;
   return timeouts_.begin()->second;
 }
 
 Tick WaitQueue::NextTimeOut() const {
-  return timeouts_.empty() ? kMaxTick : timeouts_.begin()->first;
+  return timeouts_.empty() ? kMaxTick : timeouts_.begin()->first.first;
 }
 
 Instant WaitQueue::NextDue() const {
   if (!woken_.empty()) return kMinInstant;
-  return ends_.empty() ? kMaxInstant : After(ends_.begin()->first);
-}
-
-// One search for a cycle. Its marks are numbers that no other search uses.
-class WaitQueue::CycleSearch {
- public:
-  CycleSearch(uint64_t& numbers, Waiter& waiter, std::span<Waiter* const> ignored, Instant now,
-              From from)
-      : numbers_(numbers),
-        number_(++numbers),
-        waiter_(waiter),
-        self_(*waiter.party_),
-        now_(now),
-        from_(from) {
-    for (Waiter* older : ignored) older->ignored_ = number_;
-  }
-
-  // The steps of the shortest way, if every peer counted. Where limits are involved there may be
-  // less to it.
-  std::vector<Step> Find() {
-    Spread(/*everybody=*/false);
-    if (!met_peers_) return Steps();
-    Spread(/*everybody=*/true);
-    if (self_.seen != seen_) return {};
-    FindStuck();
-    only_stuck_ = true;
-    Spread(/*everybody=*/false);
-    return Steps();
-  }
-
- private:
-  // Reaches whoever the wait waits for, breadth first over parties, so that the first way to each
-  // has the fewest steps: everybody, or until it reaches the owner itself.
-  void Spread(bool everybody) {
-    seen_ = ++numbers_;
-    reached_.clear();
-    ReachFrom(waiter_, nullptr);
-    if (from_ == From::kAnyWait) ReachFromAll(self_, nullptr);
-    for (size_t i = 0; i < reached_.size() && (everybody || self_.seen != seen_); ++i) {
-      ReachFromAll(*reached_[i], reached_[i]);
-    }
-  }
-
-  void ReachFromAll(const Party& party, const Party* from) {
-    for (Waiter* wait = party.waits.first(); wait != nullptr; wait = wait->of_party_.after) {
-      if (wait->ignored_ != number_) ReachFrom(*wait, from);
-    }
-  }
-
-  // Finds out who is really stuck: at first everybody who was reached, then no longer those whose
-  // waits the others let through, until nothing changes.
-  void FindStuck() {
-    for (Party* party : reached_) {
-      party->stuck_places = 0;
-      for (Waiter* wait = party->waits.first(); wait != nullptr; wait = wait->of_party_.after) {
-        if (wait->ignored_ != number_) BeginStuck(*wait);
-      }
-      if (party->stuck_places > 0) party->stuck = number_;
-    }
-    self_.stuck = number_;
-    while (!to_search_.empty()) {
-      Line& line = *to_search_.back();
-      to_search_.pop_back();
-      line.searched_ = 0;
-      LetThrough(line);
-    }
-  }
-
-  void BeginStuck(Waiter& waiter) {
-    waiter.party_->stuck_places += waiter.size();
-    for (Place& place : waiter.places_) {
-      place.stuck_ = number_;
-      SearchAgain(*place.line_);
-    }
-  }
-
-  void SearchAgain(Line& line) {
-    if (line.searched_ == number_) return;
-    line.searched_ = number_;
-    to_search_.push_back(&line);
-  }
-
-  // Those who stand in the way, by what they are to whoever comes behind.
-  struct StuckAhead {
-    size_t of_mode[3] = {0, 0, 0};
-    uint32_t least_limit = std::numeric_limits<uint32_t>::max();
-
-    size_t& Of(Mode mode) { return of_mode[static_cast<size_t>(mode)]; }
-    size_t all() const { return of_mode[0] + of_mode[1] + of_mode[2]; }
-    // Whether they keep a request waiting for ever.
-    bool Stop(const AcquireRequest& request) {
-      if (request.mode == Mode::kExclusive) return all() > 0;
-      const size_t same = Of(request.mode);
-      if (all() > same) return true;
-      return request.mode == Mode::kLimit && same > 0 &&
-             same + 1 > std::min(request.limit, least_limit);
-    }
-  };
-
-  // Goes through a line from the front; whoever is not kept for ever by those who are stuck may
-  // move, and those behind it need not mind it any more.
-  void LetThrough(Line& line) {
-    StuckAhead ahead;
-    for (const auto& [owner, holding] : line.holdings_) {
-      if (holding.end >= now_ && holding.party->stuck == number_) ++ahead.Of(line.mode_);
-    }
-    for (Place* place = line.places_.first(); place != nullptr; place = place->link_.after) {
-      const Waiter& waiter = *place->waiter_;
-      Party& party = *waiter.party_;
-      if (party.stuck != number_ || waiter.ignored_ == number_) continue;
-      if (place->stuck_ == number_ && !IsStopped(line, party, ahead, waiter.request_)) {
-        place->stuck_ = 0;
-        if (--party.stuck_places == 0 && &party != &self_) {
-          Free(party);
-          continue;
-        }
-      }
-      ++ahead.Of(waiter.request_.mode);
-      if (waiter.request_.mode == Mode::kLimit) {
-        ahead.least_limit = std::min(ahead.least_limit, waiter.request_.limit);
-      }
-    }
-  }
-
-  // One's own hold, which an upgrade has, is not in one's way.
-  bool IsStopped(const Line& line, const Party& party, StuckAhead ahead,
-                 const AcquireRequest& request) const {
-    const auto own = line.holdings_.find(party.owner.bytes);
-    if (own != line.holdings_.end() && own->second.end >= now_) --ahead.Of(line.mode_);
-    return ahead.Stop(request);
-  }
-
-  void Free(Party& party) {
-    party.stuck = 0;
-    for (const Holding* held = party.held.first(); held != nullptr; held = held->of_party.after) {
-      SearchAgain(*held->line);
-    }
-    for (Waiter* wait = party.waits.first(); wait != nullptr; wait = wait->of_party_.after) {
-      for (Place& place : wait->places_) SearchAgain(*place.line_);
-    }
-  }
-
-  // The way by which the last Spread came to the owner itself; empty if it did not.
-  std::vector<Step> Steps() const {
-    std::vector<Step> steps;
-    if (self_.seen != seen_) return steps;
-    const Party* party = &self_;
-    do {
-      const Party* from = party->reached_from;
-      steps.push_back({from == nullptr ? self_.owner : from->owner, party->reached_over});
-      party = from;
-    } while (party != nullptr);
-    std::reverse(steps.begin(), steps.end());
-    return steps;
-  }
-
-  void ReachFrom(Waiter& waiter, const Party* from) {
-    for (Place& place : waiter.places_) {
-      if (!only_stuck_ || place.stuck_ == number_) ReachAll(place, from);
-    }
-  }
-
-  void Reach(Party& party, const Party* from, LockName over) {
-    if (party.seen == seen_ || (only_stuck_ && party.stuck != number_)) return;
-    party.seen = seen_;
-    party.reached_from = from;
-    party.reached_over = over;
-    reached_.push_back(&party);
-  }
-
-  // Where an earlier walk up the same line has been, everybody further ahead has been reached too.
-  // A shared waiter does not mind shared ones ahead, so its walk leaves marks of its own.
-  void ReachAll(Place& place, const Party* from) {
-    const Mode mode = place.waiter_->request_.mode;
-    const Line& line = *place.line_;
-    const auto meet = [&](Party& party, Mode other) {
-      const Obstacle obstacle = ObstacleBetween(mode, other);
-      met_peers_ = met_peers_ || obstacle == Obstacle::kPeer;
-      if (obstacle != Obstacle::kNone) Reach(party, from, line.lock_);
-    };
-    const Party* own = place.waiter_->party_;
-    for (const auto& [owner, holding] : line.holdings_) {
-      if (holding.party != own && holding.end >= now_) meet(*holding.party, line.mode_);
-    }
-    const auto mark = mode == Mode::kShared ? &Place::passed_by_shared_ : &Place::passed_;
-    for (Place* other = place.link_.before; other != nullptr; other = other->link_.before) {
-      if (other->passed_ == seen_ || other->*mark == seen_) break;
-      other->*mark = seen_;
-      const Waiter& ahead = *other->waiter_;
-      if (ahead.ignored_ == number_ || ahead.party_ == own) continue;
-      meet(*ahead.party_, ahead.request_.mode);
-    }
-  }
-
-  uint64_t& numbers_;
-  uint64_t number_;
-  uint64_t seen_ = 0;  // the number of the last Spread
-  Waiter& waiter_;
-  Party& self_;
-  Instant now_;
-  From from_;
-  bool only_stuck_ = false;
-  bool met_peers_ = false;
-  std::vector<Party*> reached_;
-  std::vector<Line*> to_search_;
-};
-
-std::vector<WaitQueue::Step> WaitQueue::FindCycle(Waiter& waiter, std::span<Waiter* const> ignored,
-                                                  Instant now, From from) {
-  return CycleSearch(searches_, waiter, ignored, now, from).Find();
-}
-
-std::string DescribeCycle(const std::vector<WaitQueue::Step>& cycle,
-                          const std::function<bool(LockName)>& visible) {
-  constexpr size_t kShown = 8;
-  const auto lock_text = [&](LockName lock) { return visible(lock) ? Quoted(lock.key) : "?"; };
-  std::string text = "waiting for " + lock_text(cycle.front().lock) + " would close the cycle ";
-  for (size_t i = 0; i < cycle.size() && i < kShown; ++i) {
-    const bool known = i == 0 || visible(cycle[i - 1].lock);
-    text += (known ? Unquoted(cycle[i].owner.bytes) : "?") + " -> " + lock_text(cycle[i].lock);
-    text += " -> ";
-  }
-  if (cycle.size() > kShown) text += "... -> ";
-  return text + Unquoted(cycle.front().owner.bytes);
+  return ends_.empty() ? kMaxInstant : After(ends_.begin()->first.first);
 }
 
 }  // namespace turnstile

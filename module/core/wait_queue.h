@@ -1,43 +1,38 @@
-// Who waits for which locks, in which order, and who would wait for whom in a circle.
+// Who waits for which locks, in which order, and whom to try next.
 //
-// One line a lock, in order of arrival. A waiting call stands in the line of every lock that it
-// asks for. A place in a line costs O(1) to enter, to leave and to be granted: lines are intrusive
-// lists. Only what is due at some time (time-outs, ends of holds) is kept in order, in two ordered
-// sets.
+// One queue per lock (a line), in order of arrival. A waiting call has a place in the line of every
+// lock that it asks for. Entering and leaving a line costs O(log n) in the number of those who
+// wait.
 //
-// The queue grants nothing. It says which lines may have a new holder (they were *woken*: the lock
-// was freed, a lease ended, somebody left the line) and offers those who stand in it to the caller
-// (Settle), who decides each request exactly as a newcomer's. So there is one grant rule, the one
-// in decide.h; and nobody overtakes, because everybody is told who came before.
+// The queue grants nothing. It says who may have a chance now (NextToTry); the caller decides that
+// request exactly as a newcomer's, so there is one grant rule, the one in decide.h. Whoever cannot
+// be granted is told to the queue together with the lock that blocks it (Block), and is not tried
+// again before that line wakes: because the lock was freed, a lease ended, or somebody ahead left.
+// What wakes at the same time is tried in order of arrival over all lines, so tokens follow arrival
+// within every lock.
+//
+// Whom a lock keeps waiting keeps waiting all behind it in that line: nobody overtakes.
 //
 // A shared holder that waits to become an exclusive one stands before all whom it already blocks:
 // they could not enter before it anyway, and behind them it would wait for ever.
 //
-// Deadlocks. Owners wait for owners: whoever stands in a line waits for those holders of the lock,
-// and those ahead in the line, that it is not compatible with. A wait by which an owner would wait
-// for itself, over any number of steps, must not begin. Among limits it takes more: such a wait is
-// stuck only when so many holders, and waiters ahead, are stuck themselves that the others could
-// not make room. A hold that lingers is waited for, but its owner is not. Nobody can wait for an
-// owner that neither holds a lock with a line nor stands in one: for nearly all callers the check
-// is that one look-up. Checking when a wait begins is enough: a grant and a leave only take edges
-// away. (A stranger's SET or RENAME can still close a cycle; the leases open it again.)
+// Order comes from sequence numbers only, never from addresses or hashes: the same calls give the
+// same history in every build.
 //
-// The holders of a lock with a line are remembered here, with the ends of their holds, and the
-// caller keeps that true (SetHolder, RemoveHolder, ClearHolders); so the search needs to look at no
-// key.
+// Rejected: trying everybody in every woken line. A call that waits for 65 locks was then tried 65
+// times for each call that left, against everybody ahead of it in 65 lines: cubic. Rejected: a copy
+// of the holders of each lock with a line. It made a wait cost as much as the lock has holders.
 
 #ifndef TURNSTILE_CORE_WAIT_QUEUE_H_
 #define TURNSTILE_CORE_WAIT_QUEUE_H_
 
-#include <functional>
+#include <compare>
 #include <map>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -59,7 +54,14 @@ class WaitQueue {
  public:
   class Line;
   class Waiter;
-  struct Party;  // an owner that waits, or that somebody waits for
+  struct Party;
+
+  // Where a place stands: by arrival, and an upgrade just before the place that it was put before.
+  struct Order {
+    uint64_t arrival = 0;
+    int64_t before = 0;  // zero or negative
+    friend constexpr auto operator<=>(const Order&, const Order&) = default;
+  };
 
   // A waiting call's place in one line.
   class Place {
@@ -69,13 +71,14 @@ class WaitQueue {
 
    private:
     friend class WaitQueue;
+    friend class DeadlockSearch;
 
     Waiter* waiter_ = nullptr;
     Line* line_ = nullptr;
+    Order order_;
     Link<Place> link_;
-    uint64_t passed_ = 0;            // the last search that came past,
-    uint64_t passed_by_shared_ = 0;  // the last that came past on behalf of a shared waiter,
-    uint64_t stuck_ = 0;             // and the last that found no way on from here
+    Link<Place> among_unshared_;
+    Link<Place> among_unlimited_;
   };
 
   // One waiting call. Derive from it to say how to reach the caller.
@@ -96,35 +99,31 @@ class WaitQueue {
     // Of which locks; in the order in which the caller named them.
     size_t size() const { return places_.size(); }
     LockName lock(size_t index) const;
-    // Who stands before this waiter there.
+    bool WaitsFor(LockName lock) const;
+    // Who stands before this waiter there, as far as its request is concerned.
     Crowd AheadOf(size_t index) const;
+    // Which of its locks was found to block it last, if one was.
+    std::optional<size_t> blocked_at() const { return blocked_at_; }
 
     Tick since() const { return since_; }
     Tick deadline() const { return deadline_; }
     uint64_t client_id() const { return client_id_; }
     bool in_line() const { return !places_.empty(); }
-    bool WaitsFor(LockName lock) const;
 
    private:
     friend class WaitQueue;
+    friend class DeadlockSearch;
 
     AcquireRequest request_;
     Tick since_;
     Tick deadline_;
     uint64_t client_id_;
+    uint64_t number_ = 0;  // unique among those that wait, in order of Enter and TakeOver
     std::vector<Place> places_;
+    std::optional<size_t> blocked_at_;
+    bool registered_ = false;  // in the line of that lock, or in all its lines
     Party* party_ = nullptr;
     Link<Waiter> of_party_;  // among all waits of the owner
-    uint64_t ignored_ = 0;   // the last search that took it for gone
-  };
-
-  // A party that holds the lock of a line.
-  struct Holding {
-    Party* party = nullptr;
-    Line* line = nullptr;
-    Instant until;  // it keeps others out
-    Instant end;    // it is its owner's; after that it only lingers, and goes by itself
-    Link<Holding> of_party;
   };
 
   // All who wait for one lock. Exists while somebody does.
@@ -134,42 +133,48 @@ class WaitQueue {
     const Place* first() const { return places_.first(); }
     size_t size() const { return places_.size(); }
 
-    // Those whom a newcomer would find before it, counted and not looked at one by one: a rush of
-    // readers costs no more for each. An upgrade finds only those whom its shared hold does not
-    // block.
-    Crowd Ahead(bool upgrade) const;
+    // Whom a newcomer with this request would find before it. An upgrade finds only those whom its
+    // shared hold does not block. While the line has work that was put off, nobody is compatible
+    // with those who wait: a newcomer must not be served before them.
+    Crowd Ahead(bool upgrade, Instant now) const;
 
-    // How many are known to hold the lock.
-    size_t holders() const { return holdings_.size(); }
-
-    // Since when whoever has waited longest waits.
+    // Since when whoever has waited longest waits. Looks only at the front, where that one stands
+    // unless many have taken over the places of older calls.
     Tick waiting_since() const;
 
    private:
     friend class WaitQueue;
+    friend class DeadlockSearch;
 
-    Place* FirstBlockedByShared() const;
-    void Insert(Place* next, Place& place);
+    bool PutOff(Instant now) const;
+    void Insert(Place& place, bool upgrade);
     void Remove(Place& place);
     // Whoever stands in a place is counted by its request.
     void Count(const AcquireRequest& request);
     void Discount(const AcquireRequest& request);
 
     LockName lock_;  // a view of the key that this line is found by
+    uint64_t number_ = 0;
     IntrusiveList<Place, &Place::link_> places_;
-    std::map<std::string_view, Holding> holdings_;  // by owner, so that a cycle has one name
-    Mode mode_ = Mode::kExclusive;                  // of the holders; meaningless without any
-    uint64_t searched_ = 0;                         // the last search that looks at it
-    size_t shared_ = 0;                             // how many wait for a shared hold,
-    size_t limited_ = 0;                            // how many for one with a limit,
-    std::map<uint32_t, size_t> limits_;             // and how many with each limit
+    // The same without those who ask for a shared hold, and without those who ask for one with a
+    // limit: whom a request of that kind minds.
+    IntrusiveList<Place, &Place::among_unshared_> unshared_;
+    IntrusiveList<Place, &Place::among_unlimited_> unlimited_;
+    std::map<uint32_t, size_t> limits_;  // how many wait with each limit
+    // Those that this lock blocks, as far as is known, and those of whom nothing is known.
+    std::map<Order, Place*> to_try_;
+    std::optional<Order> woken_;    // as what it stands among the woken lines
+    std::optional<Instant> end_;    // after this moment it wakes
+    size_t with_other_places_ = 0;  // how many here have owners with more than one place
+    Link<Line> of_size_;
   };
 
-  // `owner` waits for `lock`; the owner of the next step, or of the first after the last, holds it
-  // or stands before.
-  struct Step {
-    Owner owner;
-    LockName lock;
+  // An owner that waits.
+  struct Party {
+    Owner owner;  // a view of the key that this party is found by
+    IntrusiveList<Waiter, &Waiter::of_party_> waits;
+    size_t places = 0;  // of all its waits
+    Link<Party> link;   // among all parties, in order of arrival
   };
 
   WaitQueue() = default;
@@ -182,68 +187,54 @@ class WaitQueue {
   // The line of a lock, or null if nobody waits for it.
   Line* Find(LockName lock);
 
-  // The locks that somebody waits for, of one database or of all.
-  std::vector<LockName> Locks(std::optional<int> db) const;
-  // How many they are.
+  // How many locks somebody waits for.
   size_t lines() const;
   // The `most` longest lines of a database, the longest first; equal ones by name.
   std::vector<const Line*> LongestLines(int db, size_t most) const;
 
+  // All who wait, those whose time is over first coming first.
+  std::vector<Waiter*> Waiters() const;
   // The waiting calls of `owner` for any of `locks`.
   std::vector<Waiter*> FindWaiters(std::span<const LockName> locks, Owner owner);
 
   // Whether `waiter` waits for exactly `locks`, in whatever order, in this mode.
   static bool WaitsFor(const Waiter& waiter, std::span<const LockName> locks, Mode mode);
 
-  // Whether somebody may wait for `owner`. If not, a wait of it closes no cycle.
-  bool MayBeWaitedFor(Owner owner) { return FindParty(owner) != nullptr; }
-
   // Puts `waiter` at the end of the lines of `locks`; an upgrade, which is of one lock, before all
-  // whom its shared hold blocks. A line that did not exist has no holders yet: SetHolder.
+  // whom its shared hold blocks. The caller has tried it, and calls Block or Suspend.
   void Enter(Waiter& waiter, std::span<const LockName> locks, Owner owner, bool upgrade);
 
-  // The steps by which the owner of `waiter` waits for itself since that wait began: the fewest,
-  // that wait first. Empty if it does not. The waits of `ignored` are taken for gone; all other
-  // waits of the owner for any of the same locks must be among them. Views into the queue.
-  //
-  // kAnyWait: one that took over a place and asks for less room than its predecessor did. Those
-  // behind may wait for it now who did not before, so another wait of its owner may be the first.
-  enum class From { kThisWait, kAnyWait };
-  std::vector<Step> FindCycle(Waiter& waiter, std::span<Waiter* const> ignored, Instant now,
-                              From from = From::kThisWait);
-
-  // Puts `newer` into the places of `older`, a waiter for the same locks under the same owner.
+  // Puts `newer` into the places of `older`, a waiter for the same locks under the same owner. Its
+  // lines wake: it may ask for less than the older did. It may be told to Block or Suspend at once.
   void TakeOver(Waiter& newer, Waiter& older);
 
-  // Takes `waiter` out. Those behind move up: the lines, where there still are any, wake.
-  void Leave(Waiter& waiter);
+  // Why a waiter leaves its lines.
+  enum class Left {
+    kGone,        // those behind move up: the lines wake
+    kHoldsAlone,  // it has become the only holder of its locks, which blocks all behind it
+  };
+  void Leave(Waiter& waiter, Left why = Left::kGone);
 
-  // `owner` holds the lock until `until`, the last `linger` of that as a hold that has ended:
-  // alone, or with those that do so already. The line wakes when the hold is over, or now if the
-  // mode changes. Nothing happens if nobody waits for the lock; nor do the next two do anything
-  // then.
-  enum class Company { kAlone, kWithOthers };
-  void SetHolder(LockName lock, Mode mode, Owner owner, Instant until, Company company,
-                 Millis linger = Millis{0});
-  // `owner` does not hold it any more. The line wakes.
-  void RemoveHolder(LockName lock, Owner owner);
-  // Nobody holds it. The line wakes.
-  void ClearHolders(LockName lock);
+  // `waiter` was tried, and its lock `index` blocks it. No hold of that lock ends before
+  // `next_end`, if any does by itself.
+  void Block(Waiter& waiter, size_t index, std::optional<Instant> next_end);
+  // `waiter` was tried, and no lock blocks it, but nobody may become a holder now. Its lines sleep
+  // until they are woken.
+  void Suspend(Waiter& waiter);
 
-  // The locks may have changed in ways that only a look at them can tell.
+  // A hold of the lock ends at `end`, maybe sooner than was known.
+  void NoteEnd(LockName lock, Instant end);
+
+  // The lock may have changed in a way that lets somebody in.
   void Wake(LockName lock);
-  void WakeAll();
+  // So may the lock of this name in every database.
+  void WakeEvery(std::string_view key);
+  // So may all locks of a database, or of all.
+  void WakeAll(std::optional<int> db);
 
-  // A woken line, or null. It stays woken until it is settled.
-  Line* FirstWoken(Instant now);
-
-  // Calls `offer` with each who stands in the line, from the front, and says who stands before it.
-  // `offer` takes the waiter out and returns kLeft, or kTookAll if it holds the lock alone now; or
-  // it leaves it where it is and says whether this lock or only another one keeps it waiting. Whom
-  // this lock keeps waiting keeps waiting all behind it.
-  enum class Offered { kLeft, kTookAll, kBlockedHere, kBlockedElsewhere };
-  template <typename Offer>
-  void Settle(Line& line, Offer offer);
+  // Of those in woken lines who are not known to be blocked elsewhere, the one that came first;
+  // null if there is none. The caller tries it, and calls Leave, Block or Suspend.
+  Waiter* NextToTry(Instant now);
 
   // A waiter whose time is over, or null. The caller takes it out.
   Waiter* FirstTimedOut(Tick now) const;
@@ -255,6 +246,8 @@ class WaitQueue {
   Instant NextDue() const;
 
  private:
+  friend class DeadlockSearch;
+
   struct Hash {
     using is_transparent = void;
     size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
@@ -262,60 +255,46 @@ class WaitQueue {
   template <typename Value>
   using ByText = std::unordered_map<std::string, Value, Hash, std::equal_to<>>;
 
-  class CycleSearch;
+  // The lines of one database and of one length.
+  struct Size {
+    int db;
+    size_t size;
+    friend constexpr auto operator<=>(const Size&, const Size&) = default;
+  };
+  using Lines = IntrusiveList<Line, &Line::of_size_>;
 
   Line& LineOf(LockName lock);
   Party& PartyOf(Owner owner);
   Party* FindParty(Owner owner);
   void DropIfIdle(Party& party);
   void Drop(Line& line);
-  using HoldingAt = std::map<std::string_view, Holding>::iterator;
-  // Returns the next of the line.
-  HoldingAt Remove(Line& line, HoldingAt holding);
-  void ClearHolders(Line& line);
+  // By its length.
+  void List(Line& line);
+  void Unlist(Line& line);
+  // The only place of a party that has one.
+  static Place& OnlyPlace(const Party& party);
+
+  // Whether the waiter in `place` is to be tried when the line wakes.
+  void Register(Place& place);
+  void Unregister(Place& place);
+  // In no line.
+  void Unregister(Waiter& waiter);
+  // The first to be tried in a woken line may be another one now.
+  void Reorder(Line& line);
+  void WakeLine(Line& line);
+  void Sleep(Line& line);
+  void SetEnd(Line& line, std::optional<Instant> end);
+  void NoteEnd(Line& line, Instant end);
 
   std::unordered_map<int, ByText<Line>> lines_;  // by database and key
+  std::map<Size, Lines> by_size_;
   ByText<Party> parties_;
-  std::unordered_set<Line*> woken_;
-  std::set<std::pair<Instant, Holding*>> ends_;
-  std::set<std::pair<Tick, Waiter*>> timeouts_;
-  uint64_t searches_ = 0;
+  IntrusiveList<Party, &Party::link> party_list_;
+  std::map<std::pair<Order, uint64_t>, Line*> woken_;   // with the number of the line
+  std::map<std::pair<Instant, uint64_t>, Line*> ends_;  // likewise
+  std::map<std::pair<Tick, uint64_t>, Waiter*> timeouts_;
+  uint64_t numbers_ = 0;  // given to waiters and lines
 };
-
-struct WaitQueue::Party {
-  Owner owner;  // a view of the key that this party is found by
-  IntrusiveList<Waiter, &Waiter::of_party_> waits;
-  IntrusiveList<Holding, &Holding::of_party> held;
-
-  // How the search numbered `seen` came here: by which waiting party, over which lock.
-  uint64_t seen = 0;
-  const Party* reached_from = nullptr;
-  LockName reached_over;
-  uint64_t stuck = 0;       // the last search that found it stuck,
-  size_t stuck_places = 0;  // in so many places
-};
-
-template <typename Offer>
-void WaitQueue::Settle(Line& line, Offer offer) {
-  Crowd ahead;
-  Offered offered = Offered::kLeft;
-  // Whoever leaves takes only its own places along, and with the last of them the line.
-  Place* place = line.places_.first();
-  while (place != nullptr && offered != Offered::kBlockedHere && offered != Offered::kTookAll) {
-    Waiter& waiter = *place->waiter_;
-    place = place->link_.after;
-    offered = offer(waiter, std::as_const(ahead));
-    const bool stays = offered == Offered::kBlockedHere || offered == Offered::kBlockedElsewhere;
-    if (stays) ahead.Add(waiter.request_.mode, waiter.request_.limit);
-  }
-  if (ahead.size > 0 || place != nullptr) woken_.erase(&line);
-}
-
-// For a cycle, which is not empty:
-// "waiting for "b" would close the cycle worker-1 -> "b" -> worker-2 -> "a" -> worker-1". Locks
-// that are not `visible` to the reader, and those who hold them or stand before, appear as "?".
-std::string DescribeCycle(const std::vector<WaitQueue::Step>& cycle,
-                          const std::function<bool(LockName)>& visible);
 
 }  // namespace turnstile
 

@@ -29,7 +29,10 @@ Setting failover_grace{"failover-grace-ms", 0, 0, 3650 * kDay};
 // The server itself takes 28 to 48 KB of memory for each waiting client.
 Setting max_waiters{"max-waiters", 5000, 0, 1000000};
 
-Setting* const kSettings[] = {&max_lease, &token_margin, &failover_grace, &max_waiters};
+Setting max_waiters_per_user{"max-waiters-per-user", 0, 0, 1000000};  // 0: no limit
+
+Setting* const kSettings[] = {&max_lease, &token_margin, &failover_grace, &max_waiters,
+                              &max_waiters_per_user};
 
 long long Get(const char* /*name*/, void* setting) { return static_cast<Setting*>(setting)->value; }
 
@@ -104,6 +107,8 @@ Millis TokenMargin() { return Millis{token_margin.value}; }
 Millis FailoverGrace() { return Millis{failover_grace.value}; }
 
 size_t MaxWaiters() { return static_cast<size_t>(max_waiters.value); }
+
+size_t MaxWaitersPerUser() { return static_cast<size_t>(max_waiters_per_user.value); }
 
 bool RegisterConfig(RedisModuleCtx* ctx) {
   const bool registered =

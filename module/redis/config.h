@@ -25,6 +25,9 @@ Millis FailoverGrace();
 // turnstile.max-waiters
 size_t MaxWaiters();
 
+// turnstile.max-waiters-per-user; 0: no limit
+size_t MaxWaitersPerUser();
+
 // Takes the arguments of the module for defaults: what redis.conf says goes before them. Returns
 // what is wrong with them, if anything is.
 std::optional<std::string> TakeArguments(std::span<RedisModuleString*> args);

@@ -1,11 +1,14 @@
 #include "redis/deferred.h"
 
 #include <algorithm>
+#include <functional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "core/budget.h"
 #include "redis/cluster.h"
 #include "redis/effects.h"
 #include "redis/events.h"
@@ -18,14 +21,9 @@
 namespace turnstile {
 namespace {
 
-struct KeyName {
-  int db;
-  std::string name;
-};
-
-// Locks whose TTL somebody changed.
-std::vector<KeyName>& Tampered() {
-  static constinit std::vector<KeyName> keys;
+// Names of keys whose TTL somebody changed, or moved, while there were locks: some may be locks.
+std::set<std::string, std::less<>>& KeysWithForeignTtl() {
+  static auto& keys = *new std::set<std::string, std::less<>>;
   return keys;
 }
 
@@ -35,13 +33,25 @@ bool MayWrite(RedisModuleCtx* ctx) {
          RedisModule_AvoidReplicaTraffic() == 0;
 }
 
-// The leases inside the value decide; the key's TTL only follows them.
-void SetBack(RedisModuleCtx* ctx, const KeyName& tampered, Instant now) {
-  const ScopedName name(ctx, LockName{tampered.db, tampered.name});
-  LockKey key(ctx, name.get(), LockKey::Access::kChange);
-  if (const Lock* lock = key.lock(); lock != nullptr && key.expiry() != lock->closes()) {
-    const Held last{lock->mode(), lock->at(Lock::Order::kByClosing, lock->size() - 1)};
-    CarryOut(ctx, key, last, now, Carrier::kDeferred);
+// The leases inside the value decide; the key's TTL only follows them. In which database the key
+// was changed is not known for certain (see Waiters::KeyChanged), and locks are in few.
+void RestoreTtl(RedisModuleCtx* ctx, std::string_view key_name, Instant now) {
+  for (const int db : DatabasesWithLocks()) {
+    const ScopedName name(ctx, LockName{db, key_name});
+    LockKey key(ctx, name.get(), LockKey::Access::kInspect);
+    if (const Lock* lock = key.lock(); lock != nullptr && key.expiry() != lock->closes()) {
+      const Held last{lock->mode(), lock->at(Lock::Order::kByClosing, lock->size() - 1)};
+      CarryOut(ctx, key, last, now, Carrier::kDeferred);
+    }
+  }
+}
+
+void RestoreTtls(RedisModuleCtx* ctx, Instant now, Budget& budget) {
+  auto& keys = KeysWithForeignTtl();
+  while (!keys.empty() && !budget.spent()) {
+    budget.Spend(2);
+    const auto key = keys.extract(keys.begin());
+    RestoreTtl(ctx, key.value(), now);
   }
 }
 
@@ -58,10 +68,10 @@ class Alarm {
     if (rings_ != kMaxInstant) RedisModule_StopTimer(ctx, timer_, nullptr);
     rings_ = due;
     ahead_ = ahead;
-    timer_ = RedisModule_CreateTimer(ctx, (due - now).count(), Ring, this);
+    timer_ = RedisModule_CreateTimer(ctx, std::max(due - now, Millis{0}).count(), Ring, this);
     // 7.0 has by now computed how long it will sleep, at most one period of its cron.
     constexpr Millis kLongestSleep{1000};
-    if (due - now < kLongestSleep) TurnEventLoop();
+    if (due - now < kLongestSleep) WakeEventLoop();
   }
 
  private:
@@ -79,21 +89,25 @@ constinit Alarm alarm_clock;
 // How soon a write that is not allowed now is tried again.
 constexpr Millis kTryAgain{10};
 
+// About five milliseconds: see core/budget.h.
+constexpr size_t kWorkPerPass = 5'000;
+
 void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, void* /*data*/) {
   if (moment != REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP) return;
   Events().Drain();
   ServerTokens& tokens = Tokens();
   Waiters& waiters = TheWaiters();
   ServerSessions& sessions = TheSessions();
-  const bool owes =
-      !tokens.issuing() || tokens.has_untold_floor() || !Tampered().empty() || sessions.has_debts();
+  const bool owes = !tokens.issuing() || tokens.has_untold_floor() ||
+                    !KeysWithForeignTtl().empty() || sessions.has_ended();
   const auto next_due = [&] { return std::min(waiters.NextDue(), NextLookAtCluster()); };
   if (!owes && waiters.empty() && next_due() == kMaxInstant) return;
 
   const FineInstant now = WallNow();
   const Tick tick = ToTick(SteadyNow());
   Instant next = ToInstant(now);
-  waiters.TimeOut(tick);
+  Budget budget(kWorkPerPass);
+  waiters.TimeOut(tick, budget);
   const bool to_pay = owes || next_due() <= now;
   const bool may_write = to_pay && MayWrite(ctx);
   if (may_write) tokens.Issuing(now);
@@ -102,16 +116,15 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
     if (!ExportsSlots()) {
       if (const auto floor = tokens.TakeUntoldFloor(); floor.has_value()) TellFloor(ctx, *floor);
     }
-    for (const KeyName& tampered : std::exchange(Tampered(), {})) {
-      SetBack(ctx, tampered, ToInstant(now));
-    }
-    waiters.TakeBackUndelivered(ctx, ToInstant(now));
-    sessions.EndClosed(ctx, ToInstant(now));
-    waiters.Settle(ctx, now);
+    RestoreTtls(ctx, ToInstant(now), budget);
+    waiters.TakeBackUndelivered(ctx, ToInstant(now), budget);
+    sessions.EndClosed(ctx, ToInstant(now), budget);
+    waiters.GrantWaiters(ctx, now, budget);
   } else if (to_pay) {
     next += kTryAgain;
   }
-  next = std::max(next, next_due());
+  const bool has_more = may_write && (!KeysWithForeignTtl().empty() || sessions.has_ended());
+  if (!has_more) next = std::max(next, next_due());
   if (!waiters.empty()) next = std::min(next, ToInstant(now) + (waiters.NextTimeOut() - tick));
   if (next != kMaxInstant) alarm_clock.Set(ctx, next, ToInstant(now), tick);
 }
@@ -129,28 +142,21 @@ void OnCopy(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t /*mome
   TheServer().MayHaveChanged();
 }
 
-void OnFlush(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, void* data) {
+void OnFlush(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t moment, void* data) {
   const int db = static_cast<RedisModuleFlushInfo*>(data)->dbnum;
   const std::optional<int> flushed = db < 0 ? std::nullopt : std::optional(db);
   if (moment == REDISMODULE_SUBEVENT_FLUSHDB_START) Events().Flushing(flushed);
   if (moment != REDISMODULE_SUBEVENT_FLUSHDB_END) return;
   TheSessions().DatabaseGone(flushed);
-  TheWaiters().DatabaseChanged(ctx, flushed);
+  TheWaiters().DatabaseChanged(flushed);
 }
 
-void OnSwap(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t /*moment*/, void* data) {
+void OnSwap(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t /*moment*/, void* data) {
   const auto& swapped = *static_cast<RedisModuleSwapDbInfo*>(data);
   LocksSwapped(swapped.dbnum_first, swapped.dbnum_second);
   TheSessions().DatabasesSwapped(swapped.dbnum_first, swapped.dbnum_second);
-  TheWaiters().DatabaseChanged(ctx, swapped.dbnum_first);
-  TheWaiters().DatabaseChanged(ctx, swapped.dbnum_second);
-  for (KeyName& key : Tampered()) {
-    if (key.db == swapped.dbnum_first) {
-      key.db = swapped.dbnum_second;
-    } else if (key.db == swapped.dbnum_second) {
-      key.db = swapped.dbnum_first;
-    }
-  }
+  TheWaiters().DatabaseChanged(swapped.dbnum_first);
+  TheWaiters().DatabaseChanged(swapped.dbnum_second);
 }
 
 // A replica has loaded a copy of its primary's data beside its own (swapdb), and now takes it. 7.0
@@ -168,7 +174,7 @@ void OnRoleChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t 
     return;
   }
   Tokens().StopIssuing();
-  Tampered().clear();
+  KeysWithForeignTtl().clear();
   TheWaiters().ForgetDebts();
   TheSessions().Forget();
 }
@@ -189,7 +195,7 @@ constexpr std::string_view kMovedTo = "move_to";
 
 // Whether a command that publishes this event can leave a lock with a TTL that is not its lease's:
 // by changing it, or by moving a lock whose TTL was changed a moment ago.
-bool MayTamper(std::string_view event) {
+bool MayChangeTtl(std::string_view event) {
   return event == "expire" || event == "persist" || event == "restore" || event == "rename_to" ||
          event == kMovedTo;
 }
@@ -219,15 +225,19 @@ int OnKeyEvent(RedisModuleCtx* ctx, int type, const char* event, RedisModuleStri
   if (type == REDISMODULE_NOTIFY_EVICTED) {
     Events().Evicted({RedisModule_GetSelectedDb(ctx), ToView(name)});
   }
-  if (Waiters& waiters = TheWaiters(); !waiters.empty()) waiters.KeyChanged(ctx, name);
-  if (StoredLocks() == 0 || !MayTamper(event)) return REDISMODULE_OK;
-  const bool decides = TheServer().SourceOf(ctx) == Source::kCaller;
-  if (!decides && event != kMovedTo) return REDISMODULE_OK;
-  // Opened for change because that, unlike a look, leaves the server's hit counters alone.
-  const LockKey key(ctx, name, LockKey::Access::kChange);
-  if (key.lock() == nullptr) return REDISMODULE_OK;
-  LocksMayBeIn(key.lock_name().db);
-  if (decides) Tampered().push_back({key.lock_name().db, std::string(ToView(name))});
+  const std::string_view key_name = ToView(name);
+  TheWaiters().KeyChanged(key_name);
+  if (StoredLocks() == 0 || !MayChangeTtl(event)) return REDISMODULE_OK;
+  if (event == kMovedTo) {
+    // The one key that is opened inside an event, to learn its database. MOVE has just looked it up
+    // by the same reading of the clock, so it cannot turn out to have expired.
+    const LockKey key(ctx, name, LockKey::Access::kInspect);
+    if (key.lock() != nullptr) LocksMayBeIn(key.lock_name().db);
+  }
+  if (TheServer().SourceOf(ctx) == Source::kCaller) {
+    auto& keys = KeysWithForeignTtl();
+    if (!keys.contains(key_name)) keys.emplace(key_name);
+  }
   return REDISMODULE_OK;
 }
 
@@ -269,7 +279,7 @@ void FollowPlainLocks(RedisModuleCtx* ctx) {
                                             OnKeyEvent) == REDISMODULE_OK;
 }
 
-void TurnEventLoop() {
+void WakeEventLoop() {
   RedisModule_EventLoopAddOneShot([](void* /*unused*/) {}, nullptr);
 }
 

@@ -26,7 +26,7 @@ void FollowPlainLocks(RedisModuleCtx* ctx);
 
 // Makes the event loop turn once more, at once. Whoever records a debt outside a client's command
 // calls it: the loop may have decided already how long it will sleep.
-void TurnEventLoop();
+void WakeEventLoop();
 
 }  // namespace turnstile
 

@@ -16,10 +16,11 @@ void Store(RedisModuleCtx* ctx, LockKey& key, const Held& held) {
   if (Replaces(key.lock(), held)) TheSessions().LockGone(key.lock_name());
   const HeldNews news = NewsOf(key.lock(), held);
   Events().Lost(ctx, key.name(), news.lost);  // first, because the owners are in the lock
-  Lock* lock = Apply(key.lock(), held);
-  key.Store(lock);
+  const bool other_mode = key.lock() != nullptr && key.lock()->mode() != held.mode;
+  key.Store(Apply(key.lock(), held));
   Tokens().Observe(held.hold.token);
-  TheWaiters().LockHeld(key.lock_name(), *lock, held.hold);
+  TheWaiters().HoldSet(key.lock_name(), held.hold.closes());
+  if (other_mode) TheWaiters().LockChanged(key.lock_name());
   RedisModule_SignalModifiedKey(ctx, key.name());
   if (news.news == News::kAcquired) Events().Acquired(ctx, key.name());
   if (news.news == News::kTouched) Events().Touched(ctx, key.name());
@@ -31,7 +32,7 @@ template <typename Fact>
 void TakeOut(RedisModuleCtx* ctx, LockKey& key, const Fact& fact) {
   // First, because the owner's bytes may be in the lock.
   if (key.lock()->size() > 1 && EndsHold(*key.lock(), fact)) {
-    TheWaiters().HoldGone(key.lock_name(), fact.owner);
+    TheWaiters().LockChanged(key.lock_name());
     TheSessions().HoldGone(key.lock_name(), fact.owner);
   }
   if (Lock* left = Apply(key.lock(), fact); left != nullptr) {

@@ -16,6 +16,7 @@
 #include "redis/events.h"
 #include "redis/lock_type.h"
 #include "redis/replies.h"
+#include "redis/server_sessions.h"
 #include "redis/server_state.h"
 #include "redis/tokens.h"
 #include "redis/user.h"
@@ -83,6 +84,13 @@ bool MayBlock(RedisModuleCtx* ctx) {
          ConnectionOf(ctx).has_value();
 }
 
+// Holds whose connection has closed have ended for everybody, also those that are still in the key.
+void EndClosedSessions(RedisModuleCtx* ctx, LockKeys& keys, Instant now) {
+  ServerSessions& sessions = TheSessions();
+  if (!sessions.has_ended()) return;
+  for (size_t i = 0; i < keys.size(); ++i) sessions.EndClosedIn(ctx, keys[i], now, Carrier::kFact);
+}
+
 // --- The command after THEN -------------------------------------------------------------------
 
 // Tells the server all keys of LOCK.FENCE, so that it checks rights and slots before anything runs:
@@ -138,6 +146,7 @@ int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   CatchUpWithSlots(ctx, args.args().front(), now);
   LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
   if (keys.any_wrong_type()) return ReplyWrongType(ctx);
+  EndClosedSessions(ctx, keys, moment);
   Waiters& waiters = TheWaiters();
   const Sites sites(keys, [&](const LockKey& key, const Place& place) {
     return waiters.AheadOfNewcomer(key.lock_name(), place, request, moment);
@@ -151,7 +160,7 @@ int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
       waiters.OwnerWasTold(keys[i].lock_name(), request.owner);
     }
   } else if (admission.busy() && request.wait > Millis{0} && MayBlock(ctx)) {
-    return waiters.Park(ctx, keys, request, session, now);
+    return waiters.Park(ctx, keys, sites, request, session, now);
   } else if (admission.busy()) {
     ++TheStats().refused;
   }
@@ -173,6 +182,7 @@ int HandleRelease(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
   if (keys.any_wrong_type()) return ReplyWrongType(ctx);
   const Instant now = source == Source::kObeyed ? kBeforeAnyEnd : ToInstant(WallNow());
+  if (source == Source::kCaller) EndClosedSessions(ctx, keys, now);
   const Carrier carrier = keys.size() == 1 ? Carrier::kCommand : Carrier::kFact;
   std::vector<LockName> locks;
   for (size_t i = 0; i < keys.size(); ++i) locks.push_back(keys[i].lock_name());
@@ -205,6 +215,7 @@ int HandleTouch(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
   if (keys.any_wrong_type()) return ReplyWrongType(ctx);
   const Instant now = ToInstant(WallNow());
+  EndClosedSessions(ctx, keys, now);
   size_t touched = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
     const Decision decision = Decide(keys[i].place(), request, now);
@@ -234,11 +245,15 @@ int HandleFence(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
     return ReplyNotPermitted(ctx, request.then.front());
   }
 
+  const Instant now = ToInstant(WallNow());
+  if (TheSessions().has_ended()) {
+    LockKeys keys(ctx, argv[kKey], {}, LockKey::Access::kInspect);
+    EndClosedSessions(ctx, keys, now);
+  }
   {
     const LockKey key(ctx, argv[kKey], LockKey::Access::kLook);
     if (key.wrong_type()) return ReplyWrongType(ctx);
     const Place place = key.place();
-    const Instant now = ToInstant(WallNow());
     const std::optional<Token> holds = CurrentToken(place, now);
     if (!request.token.has_value()) return ReplyToken(ctx, holds);
     const bool current = IsCurrent(place, *request.token, now);

@@ -96,7 +96,7 @@ void Unlink(RedisModuleKeyOptCtx* ctx, const void* value) {
   const LockName lock{RedisModule_GetDbIdFromOptCtx(ctx),
                       ToView(RedisModule_GetKeyNameFromOptCtx(ctx))};
   if (!deleting) Events().Removed(lock, AsLock(value));
-  TheWaiters().LockGone(lock);
+  TheWaiters().LockChanged(lock);
   TheSessions().LockGone(lock);
 }
 
@@ -146,12 +146,26 @@ bool RegisterLockType(RedisModuleCtx* ctx) {
   return lock_type != nullptr;
 }
 
+namespace {
+
+int ModeFor(LockKey::Access access) {
+  switch (access) {
+    case LockKey::Access::kLook:
+      return REDISMODULE_READ;
+    case LockKey::Access::kChange:
+      return REDISMODULE_READ | REDISMODULE_WRITE;
+    case LockKey::Access::kInspect:
+      break;
+  }
+  return REDISMODULE_READ | REDISMODULE_WRITE | REDISMODULE_OPEN_KEY_NOTOUCH;
+}
+
+}  // namespace
+
 LockKey::LockKey(RedisModuleCtx* ctx, RedisModuleString* name, Access access)
     : name_(name),
       key_name_(ToView(name)),
-      key_(RedisModule_OpenKey(
-          ctx, name,
-          access == Access::kLook ? REDISMODULE_READ : REDISMODULE_READ | REDISMODULE_WRITE)),
+      key_(RedisModule_OpenKey(ctx, name, ModeFor(access))),
       type_(RedisModule_KeyType(key_)),
       lock_(type_ == REDISMODULE_KEYTYPE_MODULE ? LockIn(key_) : nullptr),
       // In a transaction Valkey 9 tells for the selected database the one of the last SELECT, also

@@ -38,7 +38,11 @@ void ForgetLocksIn(std::optional<int> db);
 // A key that is open as a lock. Lives for one command and no longer.
 class LockKey {
  public:
-  enum class Access { kLook, kChange };
+  enum class Access {
+    kLook,     // for a command that only reads
+    kChange,   // for a command that may write
+    kInspect,  // on nobody's behalf: may write, and does not count as a use of the key (LRU, hits)
+  };
 
   // Opening a key whose TTL has run out removes it, as any command does.
   LockKey(RedisModuleCtx* ctx, RedisModuleString* name, Access access);

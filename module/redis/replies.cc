@@ -320,12 +320,26 @@ int ReplyWaitLimit(RedisModuleCtx* ctx, size_t limit) {
   return RedisModule_ReplyWithError(ctx, text.c_str());
 }
 
+int ReplyUserWaitLimit(RedisModuleCtx* ctx, size_t limit) {
+  const std::string text = "WAITLIMIT " + std::to_string(limit) +
+                           " clients of this user wait on this server already, which is "
+                           "turnstile.max-waiters-per-user: try again later";
+  return RedisModule_ReplyWithError(ctx, text.c_str());
+}
+
+int ReplyCannotWait(RedisModuleCtx* ctx) {
+  return RedisModule_ReplyWithError(
+      ctx,
+      "ERR this server does not let a connection wait that has subscriptions (RESP3): send "
+      "LOCK.ACQUIRE with WAIT over another connection, or without WAIT");
+}
+
 int ReplyNoSession(RedisModuleCtx* ctx) {
   return RedisModule_ReplyWithError(
       ctx, "ERR SESSION needs a connection, and inside scripts and functions there is none");
 }
 
-int ReplyDeadlock(RedisModuleCtx* ctx, const std::vector<WaitQueue::Step>& cycle) {
+int ReplyDeadlock(RedisModuleCtx* ctx, const std::vector<CycleStep>& cycle) {
   const User caller(ctx);
   const auto visible = [&](LockName lock) {
     RedisModuleString* name = RedisModule_CreateString(ctx, lock.key.data(), lock.key.size());

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/cluster.h"
+#include "core/deadlock.h"
 #include "core/decide.h"
 #include "core/request.h"
 #include "core/wait_queue.h"
@@ -40,8 +41,10 @@ int ReplyWrongType(RedisModuleCtx* ctx);
 int ReplyReadOnly(RedisModuleCtx* ctx);
 int ReplyInternal(RedisModuleCtx* ctx, const char* command);
 int ReplyWaitLimit(RedisModuleCtx* ctx, size_t limit);
+int ReplyUserWaitLimit(RedisModuleCtx* ctx, size_t limit);
+int ReplyCannotWait(RedisModuleCtx* ctx);
 int ReplyNoSession(RedisModuleCtx* ctx);
-int ReplyDeadlock(RedisModuleCtx* ctx, const std::vector<WaitQueue::Step>& cycle);
+int ReplyDeadlock(RedisModuleCtx* ctx, const std::vector<CycleStep>& cycle);
 
 // The error for a request that is neither granted nor busy.
 const char* TextFor(Outcome outcome);
@@ -49,6 +52,8 @@ const char* TextFor(Outcome outcome);
 // Errors for clients that wait.
 inline constexpr const char* kNoLongerPermittedText =
     "NOPERM this user may no longer acquire the lock it waited for";
+inline constexpr const char* kOutOfMemoryText =
+    "OOM command not allowed when used memory > 'maxmemory'.";
 inline constexpr const char* kNotNowText =
     "TRYAGAIN the server does not take a write to this key now";
 // Where the slot is now, worded as the server itself words it: clients follow it.

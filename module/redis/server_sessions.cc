@@ -1,11 +1,9 @@
 #include "redis/server_sessions.h"
 
-#include <utility>
+#include <string>
 
 #include "core/decide.h"
 #include "redis/deferred.h"
-#include "redis/effects.h"
-#include "redis/lock_type.h"
 
 namespace turnstile {
 
@@ -26,28 +24,28 @@ void ServerSessions::LockGone(LockName lock) {
 }
 
 void ServerSessions::ConnectionClosed(Sessions::Client client) {
-  if (!bound_.HasAny(client)) return;
-  closed_.push_back(client);
-  TurnEventLoop();
+  bound_.Close(client);
+  if (has_ended()) WakeEventLoop();
 }
 
-void ServerSessions::EndClosed(RedisModuleCtx* ctx, Instant now) {
-  for (const Sessions::Client client : std::exchange(closed_, {})) {
-    for (const Sessions::BoundHold& hold : bound_.Close(client)) {
-      const ScopedName name(ctx, hold.lock());
-      LockKey key(ctx, name.get(), LockKey::Access::kChange);
-      const Decision decision = DecideSessionEnd(key.place(), Owner{hold.owner}, now);
-      if (decision.change.has_value()) {
-        CarryOut(ctx, key, *decision.change, now, Carrier::kDeferred);
-      }
-    }
+void ServerSessions::EndClosed(RedisModuleCtx* ctx, Instant now, Budget& budget) {
+  while (has_ended() && !budget.spent()) {
+    constexpr size_t kCost = 10;
+    budget.Spend(kCost);
+    const ScopedName name(ctx, bound_.FirstWithEnded());
+    LockKey key(ctx, name.get(), LockKey::Access::kChange);
+    EndClosedIn(ctx, key, now, Carrier::kDeferred);
   }
 }
 
-void ServerSessions::Forget() {
-  bound_.UnbindAll(std::nullopt);
-  closed_.clear();
+void ServerSessions::EndClosedIn(RedisModuleCtx* ctx, LockKey& key, Instant now, Carrier carrier) {
+  for (const std::string& owner : bound_.TakeEnded(key.lock_name())) {
+    const Decision decision = DecideSessionEnd(key.place(), Owner{owner}, now);
+    if (decision.change.has_value()) CarryOut(ctx, key, *decision.change, now, carrier);
+  }
 }
+
+void ServerSessions::Forget() { bound_.UnbindAll(std::nullopt); }
 
 ServerSessions& TheSessions() {
   static auto& sessions = *new ServerSessions;  // never destroyed: free callbacks may come late

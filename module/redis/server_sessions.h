@@ -1,15 +1,18 @@
 // Holds that end with their connection, on this server.
 //
 // The server says when a connection closes, in the middle of whatever it is doing: that is only
-// recorded. The holds end just before the event loop sleeps (see deferred.h).
+// recorded. The holds end just before the event loop sleeps (see deferred.h), some in each pass if
+// they are many, or before the next command that concerns their lock.
 
 #ifndef TURNSTILE_REDIS_SERVER_SESSIONS_H_
 #define TURNSTILE_REDIS_SERVER_SESSIONS_H_
 
 #include <optional>
-#include <vector>
 
+#include "core/budget.h"
 #include "core/sessions.h"
+#include "redis/effects.h"
+#include "redis/lock_type.h"
 #include "redis/redis_api.h"
 
 namespace turnstile {
@@ -30,16 +33,21 @@ class ServerSessions {
   void DatabasesSwapped(int first, int second) { bound_.SwapDatabases(first, second); }
 
   void ConnectionClosed(Sessions::Client client);
-  bool has_debts() const { return !closed_.empty(); }
-  // Ends what was bound to connections that closed. Only where this server may write.
-  void EndClosed(RedisModuleCtx* ctx, Instant now);
+  // Whether there are holds that have ended with their connection and are still in their keys: they
+  // count as ended for everybody.
+  bool has_ended() const { return bound_.has_ended(); }
+  size_t CountEnded(LockName lock) const { return bound_.CountEnded(lock); }
+  bool HasEnded(LockName lock, Owner owner) const { return bound_.HasEnded(lock, owner); }
+  // Takes such holds out of their keys: as many as the budget allows, or those of one key. Only
+  // where this server may write.
+  void EndClosed(RedisModuleCtx* ctx, Instant now, Budget& budget);
+  void EndClosedIn(RedisModuleCtx* ctx, LockKey& key, Instant now, Carrier carrier);
 
   // This server was demoted: the holds are ordinary ones now.
   void Forget();
 
  private:
   Sessions bound_;
-  std::vector<Sessions::Client> closed_;
 };
 
 ServerSessions& TheSessions();

@@ -18,21 +18,10 @@
 
 namespace turnstile {
 
-// Holds that were granted to a waiter whose client may not have heard of it.
-struct Waiters::Grant {
-  int db;
-  std::vector<std::string> keys;
-  std::string owner;
-  Token token;
-  std::optional<Hold> upgraded;      // the shared hold that became this one; its owner is `owner`
-  std::optional<uint64_t> bound_to;  // what connection that one was bound to
-  bool told = false;                 // by another call, or it is not ours to take back any more
-
-  bool IsFor(LockName lock, Owner to) const {
-    return db == lock.db && owner == to.bytes &&
-           std::find(keys.begin(), keys.end(), lock.key) != keys.end();
-  }
-};
+bool Waiters::Grant::IsFor(LockName lock, Owner to) const {
+  return db == lock.db && owner == to.bytes &&
+         std::find(keys.begin(), keys.end(), lock.key) != keys.end();
+}
 
 // A blocked client. Lives from Park to OnFree.
 struct Waiters::Parked : WaitQueue::Waiter {
@@ -52,19 +41,15 @@ struct Waiters::Parked : WaitQueue::Waiter {
 
 namespace {
 
-// Whether `user` may still acquire the lock, and the server still takes writes to it: what a direct
-// call would be refused for, a deferred grant is refused for too.
-std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString* user_name,
-                                          RedisModuleString* key, ClusterView& cluster) {
-  static RedisModuleString* const command =
-      RedisModule_CreateString(nullptr, kAcquireCommand, std::strlen(kAcquireCommand));
-  std::array argv = {command, key};
-  if (!User(user_name).MayRun(argv)) return kNoLongerPermittedText;
+// Why the server does not take a write to the key, as it would tell a client; nothing if it does.
+std::optional<std::string> RefusalOfWrite(RedisModuleCtx* ctx, RedisModuleString* key,
+                                          ClusterView& cluster) {
+  // The probe below knows about memory only what was true at the last command.
+  if ((RedisModule_GetContextFlags(ctx) & REDISMODULE_CTX_FLAGS_OOM) != 0) return kOutOfMemoryText;
 
-  // S: as in a script, so min-replicas, disk errors and the role count. M: memory too. E: errors
-  // come as replies.
+  // S: as in a script, so min-replicas, disk errors and the role count. E: errors come as replies.
   errno = 0;
-  RedisModuleCallReply* reply = RedisModule_Call(ctx, kProbeCommand, "SMEs", key);
+  RedisModuleCallReply* reply = RedisModule_Call(ctx, kProbeCommand, "SEs", key);
   // A call tells only that the key is not served here (EPERM), or that the cluster is down.
   const bool not_here = errno == EPERM;
   const bool down = errno == ENETDOWN || errno == EROFS;
@@ -81,6 +66,17 @@ std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString
   return lost.has_value() ? lost : not_here ? kNotNowText : refusal;
 }
 
+// Whether `user` may still acquire the lock, and the server still takes writes to it: what a direct
+// call would be refused for, a deferred grant is refused for too.
+std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString* user_name,
+                                          RedisModuleString* key, ClusterView& cluster) {
+  static RedisModuleString* const command =
+      RedisModule_CreateString(nullptr, kAcquireCommand, std::strlen(kAcquireCommand));
+  std::array argv = {command, key};
+  if (!User(user_name).MayRun(argv)) return kNoLongerPermittedText;
+  return RefusalOfWrite(ctx, key, cluster);
+}
+
 void CountWait(const WaitQueue::Waiter& waiter) {
   TheStats().waits.Add(ToTick(SteadyNow()) - waiter.since());
 }
@@ -95,65 +91,95 @@ void CountTimeOut(const WaitQueue::Waiter& waiter) {
 Crowd Waiters::AheadOfNewcomer(LockName lock, const Place& place, const AcquireRequest& request,
                                Instant now) {
   const WaitQueue::Line* line = Find(lock);
-  return line == nullptr ? Crowd() : line->Ahead(IsUpgrade(place, request, now));
+  return line == nullptr ? Crowd() : line->Ahead(IsUpgrade(place, request, now), now);
 }
 
-int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const AcquireRequest& request,
-                  std::optional<uint64_t> session, FineInstant now) {
+void Waiters::Block(Parked& parked, std::span<const Site> sites, Instant now) {
+  for (size_t i = 0; i < sites.size(); ++i) {
+    if (!IsBlocked(sites[i], parked.request(), now)) continue;
+    queue_.Block(parked, i, NextEnd(sites[i].place, now));
+    return;
+  }
+  held_back_ = true;  // No lock does: it is the grace.
+  queue_.Suspend(parked);
+}
+
+std::vector<CycleStep> Waiters::FindCycle(RedisModuleCtx* ctx, const Parked& parked,
+                                          std::span<WaitQueue::Waiter* const> olders, Instant now) {
+  const int db = RedisModule_GetSelectedDb(ctx);
+  const auto show = [ctx](LockName lock, const auto& see) {
+    const ScopedName name(ctx, lock);
+    const LockKey key(ctx, name.get(), LockKey::Access::kInspect);
+    see(key.place());
+  };
+  std::vector<CycleStep> cycle = turnstile::FindCycle(queue_, parked, olders, now, show);
+  RedisModule_SelectDb(ctx, db);
+  return cycle;
+}
+
+int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const Sites& sites,
+                  const AcquireRequest& request, std::optional<uint64_t> session, FineInstant now) {
+  RedisModuleString* user = RedisModule_GetCurrentUserName(ctx);
+  if (user == nullptr) {  // A module calls on behalf of nobody, who cannot wait.
+    ++TheStats().refused;
+    return RedisModule_ReplyWithNull(ctx);
+  }
+  auto parked =
+      std::make_unique<Parked>(request, SteadyNow(), RedisModule_GetClientId(ctx), session, user);
   const Instant moment = ToInstant(now);
   std::vector<LockName> locks;
   for (size_t i = 0; i < keys.size(); ++i) locks.push_back(keys[i].lock_name());
   const std::vector<WaitQueue::Waiter*> olders = queue_.FindWaiters(locks, request.owner);
-  if (olders.empty() && size() >= MaxWaiters()) {
-    ++TheStats().wait_limited;
-    return ReplyWaitLimit(ctx, MaxWaiters());
+  if (olders.empty()) {
+    const auto of_user = waiting_by_user_.find(std::string(ToView(user)));
+    const bool user_has_many = MaxWaitersPerUser() > 0 && of_user != waiting_by_user_.end() &&
+                               of_user->second >= MaxWaitersPerUser();
+    if (size() >= MaxWaiters() || user_has_many) {
+      ++TheStats().wait_limited;
+      return user_has_many ? ReplyUserWaitLimit(ctx, MaxWaitersPerUser())
+                           : ReplyWaitLimit(ctx, MaxWaiters());
+    }
   }
 
-  auto parked = std::make_unique<Parked>(request, SteadyNow(), RedisModule_GetClientId(ctx),
-                                         session, RedisModule_GetCurrentUserName(ctx));
+  Parked* older = nullptr;  // whose place it takes over
   if (olders.size() == 1 && WaitQueue::WaitsFor(*olders.front(), locks, request.mode)) {
-    WaitQueue::Waiter& older = *olders.front();
-    const bool asks_for_less_room = request.limit < older.request().limit;
-    queue_.TakeOver(*parked, older);
-    if (asks_for_less_room) {
-      const auto cycle = queue_.FindCycle(*parked, {}, moment, WaitQueue::From::kAnyWait);
-      if (!cycle.empty()) {
-        ++TheStats().deadlocks;
-        ReplyDeadlock(ctx, cycle);
-        queue_.TakeOver(older, *parked);
-        return REDISMODULE_OK;
-      }
-    }
+    older = static_cast<Parked*>(olders.front());
+    queue_.TakeOver(*parked, *older);
   } else {
-    const bool may_close_cycle = queue_.MayBeWaitedFor(request.owner);
     const bool upgrade = keys.size() == 1 && IsUpgrade(keys[0].place(), request, moment);
     queue_.Enter(*parked, locks, request.owner, upgrade);
-    for (size_t i = 0; i < keys.size(); ++i) {
-      if (Find(locks[i])->size() == 1) {
-        LookAtHolders(locks[i], keys[i].place(), moment);
-      } else if (upgrade) {  // It stands in front, and nobody else will look.
-        LookAgain(locks[i], keys[i].place(), moment);
-      }
+  }
+  Block(*parked, sites.get(), moment);
+  const auto withdraw = [&] {
+    if (older == nullptr) {
+      queue_.Leave(*parked);
+    } else {
+      queue_.TakeOver(*older, *parked);
     }
-    if (may_close_cycle) {
-      const auto cycle = queue_.FindCycle(*parked, olders, moment);
-      if (!cycle.empty()) {
-        ++TheStats().deadlocks;
-        ReplyDeadlock(ctx, cycle);
-        queue_.Leave(*parked);
-        return REDISMODULE_OK;
-      }
-    }
+  };
+  const std::vector<CycleStep> cycle = FindCycle(ctx, *parked, olders, moment);
+  if (!cycle.empty()) {
+    ++TheStats().deadlocks;
+    ReplyDeadlock(ctx, cycle);
+    withdraw();
+    return REDISMODULE_OK;
+  }
+  RedisModuleBlockedClient* client =
+      RedisModule_BlockClient(ctx, OnReply, OnUnblocked, OnFree, /*timeout_ms=*/0);
+  if (client == nullptr) {
+    withdraw();
+    return ReplyCannotWait(ctx);
   }
   for (size_t i = 0; i < keys.size(); ++i) {
     if (keys[i].place().plain.has_value()) FollowPlainLocks(ctx);
   }
-  held_back_ = held_back_ || Tokens().GraceAt(moment) == Grace::kOn;
-  for (WaitQueue::Waiter* older : olders)
-    UnblockLater(*static_cast<Parked*>(older), kSupersededText);
+  ++waiting_by_user_[std::string(ToView(user))];
+  for (WaitQueue::Waiter* each : olders) {
+    UnblockLater(*static_cast<Parked*>(each), kSupersededText);
+  }
   Parked* waits = parked.release();  // OnFree ends it
-  waits->client = RedisModule_BlockClient(ctx, OnReply, OnUnblocked, OnFree, /*timeout_ms=*/0);
-  RedisModule_SetDisconnectCallback(waits->client, OnGone);
+  waits->client = client;
+  RedisModule_SetDisconnectCallback(waits->client, OnDisconnect);
   parked_.emplace(waits->client, waits);
   ++TheStats().waited;
   return REDISMODULE_OK;
@@ -177,50 +203,10 @@ std::vector<bool> Waiters::CancelWaits(std::span<const LockName> locks, Owner ow
   return waited;
 }
 
-void Waiters::LockHeld(LockName name, const Lock& lock, const Hold& hold) {
-  if (empty()) return;
-  const auto company =
-      lock.size() == 1 ? WaitQueue::Company::kAlone : WaitQueue::Company::kWithOthers;
-  queue_.SetHolder(name, lock.mode(), hold.owner, hold.closes(), company, hold.linger);
-}
-
-void Waiters::HoldGone(LockName lock, Owner owner) {
-  if (!empty()) queue_.RemoveHolder(lock, owner);
-}
-
-void Waiters::LockGone(LockName lock) {
-  if (!empty()) queue_.ClearHolders(lock);
-}
-
-void Waiters::LookAtHolders(LockName lock, const Place& place, Instant now) {
-  for (const Holder& holder : HoldersOf(place, now)) {
-    queue_.SetHolder(lock, ModeOf(place), holder.owner, holder.until,
-                     WaitQueue::Company::kWithOthers, holder.linger);
-  }
-}
-
-// Those who hold a lock are known from the facts about it. This is for what facts do not tell: a
-// plain lock that came before anybody listened, and a wall clock that was set back.
-void Waiters::LookAgain(LockName lock, const Place& place, Instant now) {
-  if (!place.plain.has_value() && Find(lock)->holders() == CountHolders(place, now)) return;
-  queue_.ClearHolders(lock);
-  LookAtHolders(lock, place, now);
-}
-
-void Waiters::KeyChanged(RedisModuleCtx* ctx, RedisModuleString* name) {
-  const LockKey key(ctx, name, LockKey::Access::kChange);
-  const LockName lock = key.lock_name();
-  if (Find(lock) == nullptr) return;
-  queue_.ClearHolders(lock);
-  LookAtHolders(lock, key.place(), ToInstant(WallNow()));
-}
-
-void Waiters::DatabaseChanged(RedisModuleCtx* ctx, std::optional<int> db) {
-  for (const LockName lock : queue_.Locks(db)) KeyChanged(ctx, ScopedName(ctx, lock).get());
-}
-
 void Waiters::KeepGrants(LockName lock, Owner owner) {
-  for (Grant* grant : in_flight_) grant->told |= grant->IsFor(lock, owner);
+  for (Grant* grant = in_flight_.first(); grant != nullptr; grant = grant->link.after) {
+    grant->told |= grant->IsFor(lock, owner);
+  }
   for (auto& grant : to_take_back_) grant->told |= grant->IsFor(lock, owner);
 }
 
@@ -232,19 +218,18 @@ Instant Waiters::NextDue() const {
 }
 
 void Waiters::LeaveLostSlots(ClusterView& cluster) {
-  std::vector<std::pair<Parked*, std::string>> lost;
-  for (const auto& [client, parked] : parked_) {
-    if (!parked->in_line()) continue;  // its place was taken over
-    auto why = cluster.WhyLost(SlotOf(parked->lock(0).key));
-    if (why.has_value()) lost.emplace_back(parked, std::move(*why));
+  for (WaitQueue::Waiter* waiter : queue_.Waiters()) {
+    auto why = cluster.WhyLost(SlotOf(waiter->lock(0).key));
+    if (why.has_value()) Send(*static_cast<Parked*>(waiter), std::move(*why));
   }
-  for (auto& [parked, why] : lost) Send(*parked, std::move(why));
 }
 
 void Waiters::ForgetDebts() {
   to_take_back_.clear();
   // Nor what may yet turn out not to have arrived: from here on another primary may tell the owner.
-  for (Grant* grant : in_flight_) grant->told = true;
+  for (Grant* grant = in_flight_.first(); grant != nullptr; grant = grant->link.after) {
+    grant->told = true;
+  }
   held_back_ = false;
 }
 
@@ -254,110 +239,126 @@ Waiters::Parked* Waiters::FindParked(RedisModuleBlockedClient* client) {
 }
 
 // Ends the wait. From here on only OnReply and OnFree will see `parked`.
-void Waiters::LetGo(Parked& parked) {
+void Waiters::Unpark(Parked& parked) {
   if (parked.in_line()) queue_.Leave(parked);
   std::erase(to_unblock_, &parked);  // if something else ends it first
+  const auto of_user = waiting_by_user_.find(std::string(ToView(parked.user)));
+  if (--of_user->second == 0) waiting_by_user_.erase(of_user);
   parked_.erase(parked.client);
   if (parked_.empty()) parked_ = decltype(parked_)();  // the empty table may be large
   RedisModule_UnblockClient(parked.client, &parked);
 }
 
-void Waiters::Send(Parked& parked, Answer answer) {
+void Waiters::Send(Parked& parked, Answer answer, WaitQueue::Left why) {
   parked.answer = std::move(answer);
-  LetGo(parked);
+  if (parked.in_line()) queue_.Leave(parked, why);
+  Unpark(parked);
 }
 
-void Waiters::TimeOut(Tick now) {
-  for (Parked* parked : std::exchange(to_unblock_, {})) LetGo(*parked);
+void Waiters::TimeOut(Tick now, Budget& budget) {
+  for (Parked* parked : std::exchange(to_unblock_, {})) Unpark(*parked);
   while (WaitQueue::Waiter* waiter = queue_.FirstTimedOut(now)) {
+    if (budget.spent()) return;
+    budget.Spend(2 + waiter->size() / 4);
     CountTimeOut(*waiter);
     Send(*static_cast<Parked*>(waiter), std::monostate{});
   }
 }
 
-void Waiters::TakeBackUndelivered(RedisModuleCtx* ctx, Instant now) {
-  for (const auto& grant : std::exchange(to_take_back_, {})) {
+void Waiters::TakeBackUndelivered(RedisModuleCtx* ctx, Instant now, Budget& budget) {
+  while (!to_take_back_.empty() && !budget.spent()) {
+    const std::unique_ptr<Grant> grant = std::move(to_take_back_.front());
+    to_take_back_.pop_front();
+    budget.Spend(10 * grant->keys.size());
     if (!grant->told) TakeBack(ctx, *grant, now);
   }
 }
 
-void Waiters::Settle(RedisModuleCtx* ctx, FineInstant now) {
-  if (held_back_ && Tokens().GraceAt(ToInstant(now)) == Grace::kOver) {
+void Waiters::GrantWaiters(RedisModuleCtx* ctx, FineInstant now, Budget& budget) {
+  const Instant moment = ToInstant(now);
+  if (held_back_ && Tokens().GraceAt(moment) == Grace::kOver) {
     held_back_ = false;
-    queue_.WakeAll();
+    queue_.WakeAll(std::nullopt);
   }
   ClusterView cluster(ctx);
-  while (WaitQueue::Line* line = queue_.FirstWoken(ToInstant(now))) {
-    SettleLine(ctx, *line, cluster, now);
+  while (!budget.spent()) {
+    WaitQueue::Waiter* waiter = queue_.NextToTry(moment);
+    if (waiter == nullptr) return;
+    auto& parked = *static_cast<Parked*>(waiter);
+    const bool blocked = parked.size() > 1 && IsStillBlocked(ctx, parked, moment);
+    budget.Spend(blocked ? 2 : TryGrant(ctx, parked, cluster, now));
   }
 }
 
-// Grants the lock to those in front for as long as it can be granted.
-void Waiters::SettleLine(RedisModuleCtx* ctx, WaitQueue::Line& line, ClusterView& cluster,
+// Looks at the lock that blocked it last: nearly always it still does, and the others of a set, of
+// which there may be many, need not be opened.
+bool Waiters::IsStillBlocked(RedisModuleCtx* ctx, Parked& parked, Instant now) {
+  if (!parked.blocked_at().has_value()) return false;
+  const size_t index = *parked.blocked_at();
+  const ScopedName name(ctx, parked.lock(index));
+  LockKey key(ctx, name.get(), LockKey::Access::kInspect);
+  if (key.wrong_type()) return false;
+  TheSessions().EndClosedIn(ctx, key, now, Carrier::kDeferred);
+  RemoveOverdue(ctx, key, now);
+  const Site site{key.place(), parked.AheadOf(index)};
+  if (!IsBlocked(site, parked.request(), now)) return false;
+  queue_.Block(parked, index, NextEnd(site.place, now));
+  return true;
+}
+
+size_t Waiters::TryGrant(RedisModuleCtx* ctx, Parked& parked, ClusterView& cluster,
                          FineInstant now) {
-  const ScopedName name(ctx, line.lock());
-  CatchUpWithSlots(ctx, name.lock().key, now);
-  {
-    LockKey key(ctx, name.get(), LockKey::Access::kChange);
-    RemoveOverdue(ctx, key, ToInstant(now));
-  }
-  queue_.Settle(line, [&](WaitQueue::Waiter& waiter, const Crowd& ahead) {
-    return Offer(ctx, static_cast<Parked&>(waiter), name.lock(), ahead, cluster, now);
-  });
-}
-
-WaitQueue::Offered Waiters::Offer(RedisModuleCtx* ctx, Parked& parked, LockName here,
-                                  const Crowd& ahead, ClusterView& cluster, FineInstant now) {
   const Instant moment = ToInstant(now);
+  const size_t cost_of_try = 2 * parked.size();
+  const size_t cost_of_grant = 10 + 6 * parked.size();
   const AcquireRequest& request = parked.request();
+  const int db = parked.lock(0).db;
+  CatchUpWithSlots(ctx, parked.lock(0).key, now);
   std::vector<ScopedName> scoped;
   std::vector<RedisModuleString*> names;
   scoped.reserve(parked.size());
   for (size_t i = 0; i < parked.size(); ++i) {
     names.push_back(scoped.emplace_back(ctx, parked.lock(i)).get());
   }
-  LockKeys keys(ctx, names.front(), std::span(names).subspan(1), LockKey::Access::kChange);
+  LockKeys keys(ctx, names.front(), std::span(names).subspan(1), LockKey::Access::kInspect);
   if (keys.any_wrong_type()) {
     Send(parked, std::string(REDISMODULE_ERRORMSG_WRONGTYPE));
-    return WaitQueue::Offered::kLeft;
+    return cost_of_try;
+  }
+  for (size_t i = 0; i < keys.size(); ++i) {
+    TheSessions().EndClosedIn(ctx, keys[i], moment, Carrier::kDeferred);
+    RemoveOverdue(ctx, keys[i], moment);
   }
 
   size_t index = 0;
-  size_t here_at = 0;
   const Sites sites(keys, [&](const LockKey& /*key*/, const Place& place) {
     if (place.plain.has_value()) FollowPlainLocks(ctx);
-    const size_t at = index++;
-    if (parked.lock(at) != here) return parked.AheadOf(at);
-    here_at = at;
-    return ahead;
+    return parked.AheadOf(index++);
   });
-  const Site& site_here = sites.get()[here_at];
   const TokenClock& clock = Tokens().Issuing(now);
   const Admission admission = Decide(sites.get(), request, now, clock, Tokens().GraceAt(moment));
   if (admission.busy()) {
-    held_back_ = held_back_ || admission.outcome == Outcome::kGrace;
-    if (!IsBlocked(site_here, request, moment)) return WaitQueue::Offered::kBlockedElsewhere;
-    LookAgain(here, site_here.place, moment);
-    return WaitQueue::Offered::kBlockedHere;
+    Block(parked, sites.get(), moment);
+    return cost_of_try;
   }
   if (!admission.granted()) {
     Send(parked, std::string(TextFor(admission.outcome)));
-    return WaitQueue::Offered::kLeft;
+    return cost_of_try;
   }
   for (RedisModuleString* name : names) {
     if (auto refusal = RefusalOfGrant(ctx, parked.user, name, cluster); refusal.has_value()) {
       Send(parked, std::move(*refusal));
-      return WaitQueue::Offered::kLeft;
+      return cost_of_grant;
     }
   }
 
   parked.grant = std::make_unique<Grant>(
-      Grant{.db = here.db,
+      Grant{.db = db,
             .owner = std::string(request.owner.bytes),
             .token = admission.token,
             .upgraded = HoldToUpgrade(sites.get().front().place, request, moment),
-            .bound_to = TheSessions().BoundTo(here, request.owner)});
-  in_flight_.push_back(parked.grant.get());
+            .bound_to = TheSessions().BoundTo(parked.lock(0), request.owner)});
+  in_flight_.Append(*parked.grant);
   for (size_t i = 0; i < keys.size(); ++i) {
     parked.grant->keys.emplace_back(parked.lock(i).key);
     CarryOutGrant(ctx, keys[i], request, admission.token, moment, parked.session,
@@ -365,9 +366,9 @@ WaitQueue::Offered Waiters::Offer(RedisModuleCtx* ctx, Parked& parked, LockName 
   }
   ++TheStats().handed_over;
   CountWait(parked);
-  const bool alone = request.mode == Mode::kExclusive;
-  Send(parked, admission.token);
-  return alone ? WaitQueue::Offered::kTookAll : WaitQueue::Offered::kLeft;
+  Send(parked, admission.token,
+       request.mode == Mode::kExclusive ? WaitQueue::Left::kHoldsAlone : WaitQueue::Left::kGone);
+  return cost_of_grant;
 }
 
 void Waiters::TakeBack(RedisModuleCtx* ctx, const Grant& grant, Instant now) {
@@ -399,25 +400,25 @@ int Waiters::OnUnblocked(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int 
   Parked* parked = self.FindParked(RedisModule_GetBlockedClientHandle(ctx));
   if (parked != nullptr) {
     CountTimeOut(*parked);
-    self.LetGo(*parked);
+    self.Unpark(*parked);
   }
   return RedisModule_ReplyWithNull(ctx);
 }
 
-void Waiters::OnGone(RedisModuleCtx* /*ctx*/, RedisModuleBlockedClient* client) {
+void Waiters::OnDisconnect(RedisModuleCtx* /*ctx*/, RedisModuleBlockedClient* client) {
   Waiters& self = TheWaiters();
-  if (Parked* parked = self.FindParked(client); parked != nullptr) self.LetGo(*parked);
-  if (self.NextDue() == kMinInstant) TurnEventLoop();
+  if (Parked* parked = self.FindParked(client); parked != nullptr) self.Unpark(*parked);
+  if (self.NextDue() == kMinInstant) WakeEventLoop();
 }
 
 void Waiters::OnFree(RedisModuleCtx* ctx, void* data) {
   const std::unique_ptr<Parked> parked(static_cast<Parked*>(data));
   if (parked->grant == nullptr) return;
   Waiters& self = TheWaiters();
-  std::erase(self.in_flight_, parked->grant.get());
+  self.in_flight_.Remove(*parked->grant);
   if (RedisModule_BlockedClientDisconnected(ctx) != 0 && !parked->grant->told) {
     self.to_take_back_.push_back(std::move(parked->grant));
-    TurnEventLoop();
+    WakeEventLoop();
   }
 }
 

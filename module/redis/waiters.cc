@@ -281,10 +281,15 @@ void Waiters::GrantWaiters(RedisModuleCtx* ctx, FineInstant now, Budget& budget)
     queue_.WakeAll(std::nullopt);
   }
   ClusterView cluster(ctx);
+  std::optional<Slot> slot;  // that was caught up with last; many wait for one lock
   while (!budget.spent()) {
     WaitQueue::Waiter* waiter = queue_.NextToTry(moment);
     if (waiter == nullptr) return;
     auto& parked = *static_cast<Parked*>(waiter);
+    if (InCluster() && slot != SlotOf(parked.lock(0).key)) {
+      slot = SlotOf(parked.lock(0).key);
+      CatchUpWithSlots(ctx, parked.lock(0).key, now);
+    }
     const bool blocked = parked.size() > 1 && IsStillBlocked(ctx, parked, moment);
     budget.Spend(blocked ? 2 : TryGrant(ctx, parked, cluster, now));
   }
@@ -313,7 +318,6 @@ size_t Waiters::TryGrant(RedisModuleCtx* ctx, Parked& parked, ClusterView& clust
   const size_t cost_of_grant = 10 + 6 * parked.size();
   const AcquireRequest& request = parked.request();
   const int db = parked.lock(0).db;
-  CatchUpWithSlots(ctx, parked.lock(0).key, now);
   std::vector<ScopedName> scoped;
   std::vector<RedisModuleString*> names;
   scoped.reserve(parked.size());

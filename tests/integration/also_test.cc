@@ -474,6 +474,8 @@ TEST_F(AlsoTest, TheOwnerGetsOneOfThemOtherwise) {
   EXPECT_EQ(client_.Do(Acquiring("b", "alice", {})), Reply::Nil()) << "her own place is before";
   MustAcquire(client_, "x", "alice");
   EXPECT_EQ(client_.Do("RENAME", "x", "b"), Reply::Ok());
+  EXPECT_FALSE(alice.HasReply()) << "zoe still has her wait";
+  Release("a", "zoe");
   const Reply reply = alice.Read();
   EXPECT_TRUE(reply.IsError("ERR this owner holds some of these locks")) << reply;
   EXPECT_EQ(WaitersNow(client_), "0");
@@ -570,8 +572,10 @@ TEST_F(AlsoTest, AWrongTypeAmongThem) {
   Waiter waiter = WaitForAll({"a", "b"}, "bob");
   Waiter behind(server(), "a", "carol");
   EXPECT_EQ(client_.Do("RENAME", "list", "b"), Reply::Ok());
+  EXPECT_EQ(LineOf(client_, "a"), (Owners{"bob", "carol"})) << "it is not his turn";
+  Release("a", "zoe");
   EXPECT_TRUE(waiter.Read().IsError("WRONGTYPE "));
-  EXPECT_EQ(LineOf(client_, "a"), Owners{"carol"});
+  EXPECT_TRUE(behind.Read().IsInteger());
 }
 
 TEST_F(AlsoTest, KeysThatComeAndGo) {

@@ -270,25 +270,31 @@ TEST_F(ModesTest, AnUpgradeThatTimesOut) {
 
 // The place in line stays, though what it was given for is gone.
 TEST_F(ModesTest, TheLeaseOfAnUpgraderEndsFirst) {
-  for (const bool ended_by_release : {false, true}) {
-    SCOPED_TRACE(ended_by_release ? "release" : "lease");
-    StartAfresh();
-    const int64_t alice = Must("alice", kShared, ended_by_release ? kMinute : 500);
-    Must("bob", kShared);
-    Waiter carol = Wait("carol", kExclusive);
-    Waiter upgrade = Wait("alice", kExclusive);
-    if (ended_by_release) {
-      EXPECT_EQ(Release("alice"), Reply::Int(1));
-    }
-    ASSERT_TRUE(Eventually([&] { return HoldersOf(client_, "job") == Owners{"bob"}; }));
-    EXPECT_EQ(LineOf(client_, "job"), (Owners{"alice", "carol"}));
-    EXPECT_FALSE(upgrade.HasReply());
-    Release("bob");
-    EXPECT_GT(upgrade.Read().integer, alice);
-    EXPECT_FALSE(carol.HasReply());
-    Release("alice");
-    EXPECT_TRUE(carol.Read().IsInteger());
-  }
+  const int64_t alice = Must("alice", kShared, 500);
+  Must("bob", kShared);
+  Waiter carol = Wait("carol", kExclusive);
+  Waiter upgrade = Wait("alice", kExclusive);
+  ASSERT_TRUE(Eventually([&] { return HoldersOf(client_, "job") == Owners{"bob"}; }));
+  EXPECT_EQ(LineOf(client_, "job"), (Owners{"alice", "carol"}));
+  EXPECT_FALSE(upgrade.HasReply());
+  Release("bob");
+  EXPECT_GT(upgrade.Read().integer, alice);
+  EXPECT_FALSE(carol.HasReply());
+  Release("alice");
+  EXPECT_TRUE(carol.Read().IsInteger());
+}
+
+// To give up the shared hold is to give up the upgrade too.
+TEST_F(ModesTest, ReleaseByAnUpgraderEndsItsWait) {
+  Must("alice", kShared);
+  Must("bob", kShared);
+  Waiter carol = Wait("carol", kExclusive);
+  Waiter upgrade = Wait("alice", kExclusive);
+  EXPECT_EQ(Release("alice"), Reply::Int(1));
+  EXPECT_TRUE(upgrade.Read().IsError("UNBLOCKED "));
+  EXPECT_EQ(LineOf(client_, "job"), Owners{"carol"});
+  Release("bob");
+  EXPECT_TRUE(carol.Read().IsInteger());
 }
 
 // Both were to wait for the other to leave.
@@ -558,36 +564,37 @@ TEST_F(ModesTest, BadLimits) {
   EXPECT_EQ(ModeOf(client_, "job"), "limit");
 }
 
-// A permit that cannot come: all who have one wait for the one who asks.
-TEST_F(ModesTest, ADeadlockOfPermits) {
+// Others may always make room among permits, so nobody is refused for waiting for one; the waits'
+// time-outs answer. But whoever must be alone waits for each holder.
+TEST_F(ModesTest, DeadlocksOfPermits) {
   MustAcquire(client_, "x", "carol");
   Must("alice", Limit(2));
   Must("bob", Limit(2));
   Waiter alice = Wait("alice", kExclusive, "x");
-  {
-    Waiter carol = Wait("carol", Limit(2));  // bob may still make room
-    EXPECT_EQ(client_.Do(Acquiring("x", "bob", Waiting(kExclusive))),
-              Reply::Error("DEADLOCK waiting for \"x\" would close the cycle bob -> \"x\" -> carol "
-                           "-> \"job\" -> bob"));
-    EXPECT_EQ(LineOf(client_, "x"), Owners{"alice"});
-    Release("bob");
-    EXPECT_TRUE(carol.Read().IsInteger());
-    Release("carol");
-  }
-  Must("bob", Limit(2));
   Waiter bob = Wait("bob", kExclusive, "x");
-  const Reply refused = Ask("carol", Waiting(Limit(2)));
-  EXPECT_TRUE(refused.IsError("DEADLOCK waiting for \"job\" would close the cycle carol -> "))
-      << refused;
-  // With a larger limit she need not wait at all, and with one between there is somebody to move.
-  Must("dave", Limit(3));
-  Waiter carol = Wait("carol", Limit(3));
-  Release("dave");
+  const Reply refused = Ask("carol", Waiting(Limit(1)));
+  EXPECT_EQ(refused, Reply::Error("DEADLOCK waiting for \"job\" would close the cycle carol -> "
+                                  "\"job\" -> alice -> \"x\" -> carol"));
+  Waiter carol = Wait("carol", Limit(2));
+  Release("bob");
   EXPECT_TRUE(carol.Read().IsInteger());
 }
 
+// B fits beside A as soon as P leaves, though A stands ahead with a limit of one.
+TEST_F(ModesTest, NoDeadlockBehindASmallerLimit) {
+  MustAcquire(client_, "x", "P");
+  MustAcquire(client_, "y", "B");
+  Waiter first = Wait("A", Limit(1), "x");
+  Waiter second = Wait("A", kExclusive, "y");
+  Waiter behind = Wait("B", Limit(2), "x");
+  client_.Do("LOCK.RELEASE", "x", "P");
+  EXPECT_TRUE(first.Read().IsInteger());
+  EXPECT_TRUE(behind.Read().IsInteger());
+  EXPECT_FALSE(second.HasReply());
+}
+
 // A newer call takes over the place of an older one, but must not wait where a first call could
-// not: with a smaller limit it needs those to leave who wait for its owner.
+// not: with a limit of one it needs those to leave who wait for its owner.
 TEST_F(ModesTest, ANewerCallWithASmallerLimit) {
   MustAcquire(client_, "x", "alice");
   for (const char* owner : {"bob", "carol", "dave"}) Must(owner, Limit(3));

@@ -142,26 +142,31 @@ class DeadlockSearch {
   void ReachThoseAhead(const Standing& place, const Party* from) {
     const Line& line = *place.line_;
     Seen& seen = LookAt(line);
+    const bool holds_itself = Holds(seen, self_);
     switch (place.waiter_->request_.mode) {
       case Mode::kExclusive:
-        Walk(line.places_, &Standing::link_, seen.all, place, from);
+        Walk(line.places_, &Standing::link_, seen.all, holds_itself, place, from);
         break;
       case Mode::kShared:
-        Walk(line.unshared_, &Standing::among_unshared_, seen.unshared, place, from);
+        Walk(line.unshared_, &Standing::among_unshared_, seen.unshared, holds_itself, place, from);
         break;
       case Mode::kLimit:
-        Walk(line.unlimited_, &Standing::among_unlimited_, seen.unlimited, place, from);
+        Walk(line.unlimited_, &Standing::among_unlimited_, seen.unlimited, holds_itself, place,
+             from);
         break;
     }
   }
 
   template <typename List>
   void Walk(const List& list, Link<Standing> Standing::*link, const Standing*& walked,
-            const Standing& place, const Party* from) {
+            bool holds_itself, const Standing& place, const Party* from) {
     const Line& line = *place.line_;
-    // Those who stand in this line only lead to its holders, and so does any one of them.
-    const size_t own = place.waiter_ == &waiter_ && self_.places > 1 ? 1 : 0;
-    const bool one_will_do = line.with_other_places_ == own;
+    // Those who stand in this line only lead to its holders, and so does any one of them; but to a
+    // hold of one's own only who minds that leads back.
+    const bool is_self = place.waiter_ == &waiter_;
+    const size_t own = is_self && self_.places > 1 ? 1 : 0;
+    const bool one_will_do = line.with_other_places_ == own && !(is_self && holds_itself);
+    if (one_will_do && !is_self && StandsAhead(place)) Reach(self_, from, line.lock_);
     const Standing* next = walked == nullptr ? list.first() : (walked->*link).after;
     for (; next != nullptr && next->order_ < place.order_ && !gave_up_;
          next = (next->*link).after) {
@@ -172,6 +177,14 @@ class DeadlockSearch {
       Reach(*ahead.party_, from, line.lock_);
       if (one_will_do) break;
     }
+  }
+
+  // Whether the new wait, which is the only one of its owner, is in the way of `place`.
+  bool StandsAhead(const Standing& place) const {
+    const Standing& own = waiter_.places_.front();
+    const Mode mode = place.waiter_->request_.mode;
+    return own.line_ == place.line_ && own.order_ < place.order_ &&
+           (mode == Mode::kExclusive || mode != waiter_.request_.mode);
   }
 
   void CountHolders(size_t count) {

@@ -42,10 +42,6 @@ Crowd WaitQueue::Waiter::AheadOf(size_t index) const {
   return crowd;
 }
 
-bool WaitQueue::Line::PutOff(Instant now) const {
-  return woken_.has_value() || (end_.has_value() && *end_ < now);
-}
-
 Crowd WaitQueue::Line::Ahead(bool upgrade, Instant now) const {
   Crowd crowd;
   if (upgrade) {
@@ -54,8 +50,8 @@ Crowd WaitQueue::Line::Ahead(bool upgrade, Instant now) const {
     return crowd;
   }
   crowd.size = size();
-  crowd.all_shared = unshared_.empty() && !PutOff(now);
-  crowd.all_limit = unlimited_.empty() && !PutOff(now);
+  crowd.all_shared = unshared_.empty() && !put_off(now);
+  crowd.all_limit = unlimited_.empty() && !put_off(now);
   if (!limits_.empty()) crowd.least_limit = limits_.begin()->first;
   return crowd;
 }

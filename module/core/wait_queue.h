@@ -138,6 +138,11 @@ class WaitQueue {
     // with those who wait: a newcomer must not be served before them.
     Crowd Ahead(bool upgrade, Instant now) const;
 
+    // Whether somebody may have a chance who has not been tried yet.
+    bool put_off(Instant now) const {
+      return woken_.has_value() || (end_.has_value() && *end_ < now);
+    }
+
     // Since when whoever has waited longest waits. Looks only at the front, where that one stands
     // unless many have taken over the places of older calls.
     Tick waiting_since() const;
@@ -146,7 +151,6 @@ class WaitQueue {
     friend class WaitQueue;
     friend class DeadlockSearch;
 
-    bool PutOff(Instant now) const;
     void Insert(Place& place, bool upgrade);
     void Remove(Place& place);
     // Whoever stands in a place is counted by its request.
@@ -205,7 +209,7 @@ class WaitQueue {
   void Enter(Waiter& waiter, std::span<const LockName> locks, Owner owner, bool upgrade);
 
   // Puts `newer` into the places of `older`, a waiter for the same locks under the same owner. Its
-  // lines wake: it may ask for less than the older did. It may be told to Block or Suspend at once.
+  // lines wake: it may ask for less than the older did.
   void TakeOver(Waiter& newer, Waiter& older);
 
   // Why a waiter leaves its lines.

@@ -16,11 +16,12 @@ void Store(RedisModuleCtx* ctx, LockKey& key, const Held& held) {
   if (Replaces(key.lock(), held)) TheSessions().LockGone(key.lock_name());
   const HeldNews news = NewsOf(key.lock(), held);
   Events().Lost(ctx, key.name(), news.lost);  // first, because the owners are in the lock
-  const bool other_mode = key.lock() != nullptr && key.lock()->mode() != held.mode;
+  // A plain lock, too, may become a shared one.
+  const bool same_mode = key.lock() != nullptr && key.lock()->mode() == held.mode;
   key.Store(Apply(key.lock(), held));
   Tokens().Observe(held.hold.token);
   TheWaiters().HoldSet(key.lock_name(), held.hold.closes());
-  if (other_mode) TheWaiters().LockChanged(key.lock_name());
+  if (!same_mode) TheWaiters().LockChanged(key.lock_name());
   RedisModule_SignalModifiedKey(ctx, key.name());
   if (news.news == News::kAcquired) Events().Acquired(ctx, key.name());
   if (news.news == News::kTouched) Events().Touched(ctx, key.name());

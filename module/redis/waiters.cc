@@ -144,12 +144,12 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const Sites& sites,
   Parked* older = nullptr;  // whose place it takes over
   if (olders.size() == 1 && WaitQueue::WaitsFor(*olders.front(), locks, request.mode)) {
     older = static_cast<Parked*>(olders.front());
-    queue_.TakeOver(*parked, *older);
+    queue_.TakeOver(*parked, *older);  // What it finds at that place is seen when it is tried.
   } else {
     const bool upgrade = keys.size() == 1 && IsUpgrade(keys[0].place(), request, moment);
     queue_.Enter(*parked, locks, request.owner, upgrade);
+    Block(*parked, sites.get(), moment);
   }
-  Block(*parked, sites.get(), moment);
   const auto withdraw = [&] {
     if (older == nullptr) {
       queue_.Leave(*parked);

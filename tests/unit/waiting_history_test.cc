@@ -1,19 +1,19 @@
 // Random histories of waiting, in simulated time, against a naive model.
 //
 // The Edge does with the core what module/redis does: it parks newcomers, wakes lines, answers
-// those whose time is over and hands over what is free. Beside it runs the Model, which follows the
-// contract in the most straightforward way and shares no code with the core: plain lists, and a
-// deadlock is whatever an explicit list of all obstacles says. After every event both must agree on
-// every hold of every lock and on every place in every line; whatever is granted must be granted to
-// the same callers in the same order under the same tokens, and the same waits must be refused.
-// Beyond the model some things are checked for themselves, on what the Edge stores: no writer
-// beside anybody, no more holders than a limit allows, all of a set or nothing, nobody overtakes,
-// tokens of a lock rise, everybody who waits is answered exactly once, a cycle that is named
-// exists, nobody waits whom the grant rule admits, and what is due next is known.
+// those whose time is over and hands over what is free, sometimes only a part of it. Beside it runs
+// the Model, which follows the contract in the most straightforward way and shares no code with the
+// core: plain lists, and a deadlock is whatever an explicit list of all obstacles says. After every
+// event both must agree on every hold of every lock and on every place in every line; whatever is
+// granted must be granted to the same callers in the same order under the same tokens, and the same
+// waits must be refused. Beyond the model some things are checked for themselves, on what the Edge
+// stores: no writer beside anybody, no more holders than a limit allows, all of a set or nothing,
+// nobody overtakes, tokens of a lock rise, everybody who waits is answered exactly once, a cycle
+// that is named exists, nobody waits whom the grant rule admits, and what is due next is known.
 //
-// Every history follows from its seed, which is printed on failure. (Which of several woken lines
-// is settled first depends on addresses. The model follows the Edge there, and nothing is left to
-// chance while lines are settled; so only the numbers of tokens differ.)
+// Whom to try, and which ended holds to take out on the way, is the Edge's choice; the Model checks
+// each step, that tokens follow arrival within every lock, and that nobody is left who could be
+// granted. Every history follows from its seed, which is printed on failure.
 
 #include <gtest/gtest.h>
 
@@ -39,6 +39,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/deadlock.h"
 #include "core/decide.h"
 #include "core/lock.h"
 #include "core/request.h"
@@ -79,6 +80,12 @@ struct Turn {
   Outcome outcome = Outcome::kGranted;
   int64_t token = 0;
   friend bool operator==(const Turn&, const Turn&) = default;
+};
+
+// What a pass of the event loop does: it takes out the ended holds of a key, or answers a call.
+struct PassStep {
+  std::optional<int> pruned;
+  Turn turn;
 };
 
 void PrintTo(const Answer& answer, std::ostream* out) {
@@ -186,12 +193,15 @@ class Model {
 
   // --- Requests
 
-  Answer Acquire(const Ask& ask, int64_t now_us) {
+  // `put_off`: of which keys the lines have work that was put off.
+  Answer Acquire(const Ask& ask, const std::vector<bool>& put_off, int64_t now_us) {
     const int64_t now = now_us / kMilli;
     const bool upgrade = IsUpgrade(ask, now);
+    newcomer_behind_put_off = upgrade ? std::vector<bool>(locks.size()) : put_off;
     std::vector<size_t> ahead;
     for (const int key : ask.keys) ahead.push_back(PlaceOfNewcomer(key, upgrade));
     const Outcome outcome = Judge(ask, ahead, now);
+    newcomer_behind_put_off.clear();
     if (IsGrant(outcome)) return {Reply::kToken, outcome, Grant(ask, outcome, now_us), {}};
     if (!IsBusy(outcome)) return {Reply::kError, outcome, 0, {}};
     if (ask.wait == 0) return {Reply::kNull, outcome, 0, {}};
@@ -206,10 +216,8 @@ class Model {
         to.ask.keys = from.ask.keys;
       };
       exchange(older, wait);
-      if (ask.limit < older.ask.limit) {
-        fewest_steps = FewestSteps(wait, {olders[0]}, now, /*any_wait=*/true);
-      }
-      if (ask.limit < older.ask.limit && fewest_steps > 0) {
+      fewest_steps = FewestSteps(wait, {olders[0]}, now);
+      if (fewest_steps > 0) {
         exchange(wait, older);
         waits.erase(ask.call);
         return {Reply::kDeadlock, outcome, 0, {}};
@@ -230,7 +238,16 @@ class Model {
     return {Reply::kWaits, outcome, 0, olders};
   }
 
-  Outcome Release(int key, int owner, int64_t now) {
+  // `ended`: the owner's waits for the key.
+  Outcome Release(int key, int owner, int64_t now, const std::vector<int>& ended) {
+    Ask waited_for{.keys = {key}};
+    waited_for.owner = owner;
+    EXPECT_EQ(FindOverlapping(waited_for), ended);
+    for (const int call : ended) Leave(call);
+    return ReleaseHold(key, owner, now);
+  }
+
+  Outcome ReleaseHold(int key, int owner, int64_t now) {
     ModelLock& lock = At(key);
     if (lock.IsPlainFor(now) && lock.plain_owner == owner) {
       Remove(key);
@@ -328,25 +345,14 @@ class Model {
 
   // --- Handing over
 
-  std::vector<Turn> Settle(int key, int64_t now_us) {
-    const int64_t now = now_us / kMilli;
-    TakeOutOverdue(key, now);
-    std::vector<Turn> turns;
-    const std::vector<const ModelWait*> line = At(key).line;
-    for (const ModelWait* wait : line) {
-      const Ask ask = wait->ask;
-      const Outcome outcome = JudgeWaiting(*wait, now);
-      if (IsBusy(outcome)) {
-        if (IsBusy(JudgeOne(key, PlaceOf(key, *wait), ask, now))) break;
-        continue;
-      }
-      const bool refused = IsGrant(outcome) && ask.refused;
-      const int64_t token = IsGrant(outcome) && !refused ? Grant(ask, outcome, now_us) : 0;
-      turns.push_back({ask.call, refused, outcome, token});
-      Leave(ask.call);
-      if (token != 0 && ask.mode == Mode::kExclusive) break;  // nobody behind is looked at
-    }
-    return turns;
+  // What the call is answered if it is tried now.
+  Turn Try(int call, int64_t now_us) {
+    const Ask ask = waits.at(call).ask;
+    const Outcome outcome = JudgeWaiting(waits.at(call), now_us / kMilli);
+    const bool refused = IsGrant(outcome) && ask.refused;
+    const int64_t token = IsGrant(outcome) && !refused ? Grant(ask, outcome, now_us) : 0;
+    Leave(call);
+    return {call, refused, outcome, token};
   }
 
   // A call that waits though nothing keeps it out, or zero. Left out is one that stands behind
@@ -367,40 +373,48 @@ class Model {
 
   int64_t NextDue(int64_t now) const {
     int64_t due = kNever;
-    for (const ModelLock& lock : locks) {
-      if (lock.line.empty()) continue;
-      if (lock.IsPlainFor(now) && lock.plain_end != kNever) due = std::min(due, lock.plain_end + 1);
-      for (const ModelHold& hold : lock.holds) {
-        if (hold.KeepsOut(now)) due = std::min(due, hold.closes() + 1);
-      }
-    }
+    for (const int64_t end : Ends(now)) due = std::min(due, end + 1);
+    return std::min(due, NextTimeOut());
+  }
+
+  int64_t NextTimeOut() const {
+    int64_t due = kNever;
     for (const auto& [call, wait] : waits) due = std::min(due, wait.deadline - set_back);
     return due;
   }
 
+  // By when somebody can be granted, if nothing but time passes.
+  int64_t NextGrant(int64_t now) {
+    std::vector<int64_t> ends = Ends(now);
+    std::sort(ends.begin(), ends.end());
+    for (const int64_t end : ends) {
+      if (FindLeftWaiting(end + 1) != 0) return end + 1;
+    }
+    return kNever;
+  }
+
   // --- Deadlocks
 
-  int fewest_steps = 0;        // of the last wait that began
-  bool from_any_wait = false;  // where those steps may begin
+  int fewest_steps = 0;  // of the last wait that began
 
-  // Whoever waits for a lock at some place in its line, and what is in its way there.
+  // Whoever waits for a lock at some place in its line, and whom it waits for there.
   struct Stand {
     int call;
     int owner;
     int key;
-    int limit;
-    Owners stones;                           // must go
-    std::vector<std::pair<int, int>> peers;  // owner and limit: must leave room
-    Owners blockers;                         // both
-    bool stuck = false;
+    Owners blockers;
   };
   // For the last wait that was refused.
   std::vector<Stand> stands;
 
-  // Whether somebody waits for ever, whatever the others do.
+  // Whether somebody waits for itself. Between requests with a limit nothing counts: who must be
+  // alone may find more holders than when it began to wait.
   bool HasDeadlock(int64_t now) {
-    MakeStands({}, now);
-    return FindStuck(kNobody).any();
+    MakeStands({}, now, /*lone_limits=*/false);
+    for (const Stand& stand : stands) {
+      if (ReachableFrom(stand.blockers).test(Index(stand.owner))) return true;
+    }
+    return false;
   }
 
  private:
@@ -462,6 +476,9 @@ class Model {
       if (keeps_them) return Outcome::kOthersWait;
       if (ask.mode == Mode::kExclusive || ask.mode != other.mode) return Outcome::kOthersWait;
       least = std::min(least, other.limit);
+    }
+    if (ahead > 0 && !newcomer_behind_put_off.empty() && newcomer_behind_put_off[Index(key)]) {
+      return Outcome::kOthersWait;
     }
     const int together = others + static_cast<int>(ahead) + 1;
     if (ask.mode == Mode::kLimit && together > least) return Outcome::kOthersWait;
@@ -553,7 +570,19 @@ class Model {
 
   // --- Deadlocks
 
-  void MakeStands(const std::vector<int>& ignored, int64_t now) {
+  std::vector<int64_t> Ends(int64_t now) const {
+    std::vector<int64_t> ends;
+    for (const ModelLock& lock : locks) {
+      if (lock.line.empty()) continue;
+      if (lock.IsPlainFor(now) && lock.plain_end != kNever) ends.push_back(lock.plain_end);
+      for (const ModelHold& hold : lock.holds) {
+        if (hold.KeepsOut(now)) ends.push_back(hold.closes());
+      }
+    }
+    return ends;
+  }
+
+  void MakeStands(const std::vector<int>& ignored, int64_t now, bool lone_limits = true) {
     stands.clear();
     const auto is_ignored = [&](const ModelWait* wait) {
       return std::find(ignored.begin(), ignored.end(), wait->ask.call) != ignored.end();
@@ -563,81 +592,59 @@ class Model {
       for (size_t place = 0; place < lock.line.size(); ++place) {
         if (is_ignored(lock.line[place])) continue;
         const Ask& ask = lock.line[place]->ask;
-        Stand& stand = stands.emplace_back(Stand{ask.call, ask.owner, key, ask.limit, {}, {}, {}});
-        const auto meet = [&](int other, Mode mode, int limit) {
+        Stand& stand = stands.emplace_back(Stand{ask.call, ask.owner, key, {}});
+        const auto meet = [&](int other, Mode mode, bool holds) {
           if (other == ask.owner || other == kNobody) return;
           if (ask.mode == Mode::kShared && mode == Mode::kShared) return;
+          const bool limits = ask.mode == Mode::kLimit && mode == Mode::kLimit;
+          if (limits && !(lone_limits && holds && ask.limit == 1)) return;
           stand.blockers.set(Index(other));
-          if (ask.mode == Mode::kLimit && mode == Mode::kLimit) {
-            stand.peers.emplace_back(other, limit);
-          } else {
-            stand.stones.set(Index(other));
-          }
         };
-        if (lock.IsPlainFor(now)) meet(lock.plain_owner, Mode::kExclusive, 0);
+        if (lock.IsPlainFor(now)) meet(lock.plain_owner, Mode::kExclusive, true);
         for (const ModelHold& hold : lock.holds) {
-          if (hold.IsLive(now)) meet(hold.owner, lock.mode, std::numeric_limits<int>::max());
+          if (hold.IsLive(now)) meet(hold.owner, lock.mode, true);
         }
         for (size_t i = 0; i < place; ++i) {
           const ModelWait* other = lock.line[i];
-          if (!is_ignored(other)) meet(other->ask.owner, other->ask.mode, other->ask.limit);
+          if (!is_ignored(other)) meet(other->ask.owner, other->ask.mode, false);
         }
       }
     }
   }
 
-  static bool IsStuck(const Stand& stand, const Owners& stuck) {
-    if ((stand.stones & stuck).any()) return true;
-    int peers = 0;
-    int least = stand.limit;
-    for (const auto& [owner, limit] : stand.peers) {
-      if (!stuck.test(Index(owner))) continue;
-      ++peers;
-      least = std::min(least, limit);
-    }
-    return peers > 0 && peers + 1 > least;
-  }
-
-  // The owners who can never move if `asker` never does: at first all who wait; then, again and
-  // again, no longer those whom the others let through.
-  Owners FindStuck(int asker) {
-    Owners stuck;
-    for (const Stand& stand : stands) stuck.set(Index(stand.owner));
+  // Those, and whom they wait for, and so on.
+  Owners ReachableFrom(Owners reached) const {
     for (;;) {
-      Owners still;
-      if (asker != kNobody) still.set(Index(asker));
-      for (Stand& stand : stands) {
-        stand.stuck = stuck.test(Index(stand.owner)) && IsStuck(stand, stuck);
-        if (stand.stuck) still.set(Index(stand.owner));
-      }
-      if (still == stuck) return stuck;
-      stuck = still;
+      const Owners further = OneStepFurther(reached);
+      if (further == reached) return reached;
+      reached = further;
     }
   }
 
-  // How many steps lead from this wait, or from any of its owner, back to the owner, at least; zero
-  // if none do.
-  int FewestSteps(const ModelWait& wait, const std::vector<int>& ignored, int64_t now,
-                  bool any_wait = false) {
-    from_any_wait = any_wait;
+  Owners OneStepFurther(const Owners& reached) const {
+    Owners further = reached;
+    for (const Stand& stand : stands) {
+      if (reached.test(Index(stand.owner))) further |= stand.blockers;
+    }
+    return further;
+  }
+
+  // How many steps lead from this wait back to its owner, at least; zero if none do.
+  int FewestSteps(const ModelWait& wait, const std::vector<int>& ignored, int64_t now) {
     MakeStands(ignored, now);
-    const Owners stuck = FindStuck(wait.ask.owner);
     Owners reached;
-    for (Stand& stand : stands) {
-      stand.blockers &= stuck;
-      const bool first = any_wait ? stand.owner == wait.ask.owner : stand.call == wait.ask.call;
-      if (stand.stuck && first) reached |= stand.blockers;
+    for (const Stand& stand : stands) {
+      if (stand.call == wait.ask.call) reached |= stand.blockers;
     }
     for (int steps = 1;; ++steps) {
       if (reached.test(Index(wait.ask.owner))) return steps;
-      Owners further = reached;
-      for (const Stand& stand : stands) {
-        if (stand.stuck && reached.test(Index(stand.owner))) further |= stand.blockers;
-      }
+      const Owners further = OneStepFurther(reached);
       if (further == reached) return 0;
       reached = further;
     }
   }
+
+  std::vector<bool> newcomer_behind_put_off;  // empty while those in line are judged
 };
 
 // --- The edge: a few keys, and the core -------------------------------------------------------
@@ -702,12 +709,22 @@ class Edge {
     return {.lock = slot.lock.get(), .plain = std::nullopt};
   }
 
+  // Of which keys the lines have work that was put off.
+  std::vector<bool> PutOff(Instant now) {
+    std::vector<bool> put_off;
+    for (int key = 0; key < static_cast<int>(slots.size()); ++key) {
+      const WaitQueue::Line* line = queue.Find(NameOf(key));
+      put_off.push_back(line != nullptr && line->put_off(now));
+    }
+    return put_off;
+  }
+
   // `cycle` is what was found if the reply is kDeadlock: the names in it are copied.
-  struct CycleStep {
+  struct NamedStep {
     int owner;
     int key;
   };
-  Answer Acquire(const Ask& ask, FineInstant fine_now, std::vector<CycleStep>& cycle) {
+  Answer Acquire(const Ask& ask, FineInstant fine_now, std::vector<NamedStep>& cycle) {
     const Instant now = ToInstant(fine_now);
     const AcquireRequest request{.owner = OwnerOf(ask.owner),
                                  .lease = Millis{ask.lease},
@@ -722,7 +739,7 @@ class Edge {
     for (const int key : ask.keys) {
       locks.push_back(NameOf(key));
       const WaitQueue::Line* line = queue.Find(locks.back());
-      sites.push_back({PlaceOf(key), line == nullptr ? Crowd{} : line->Ahead(upgrade)});
+      sites.push_back({PlaceOf(key), line == nullptr ? Crowd{} : line->Ahead(upgrade, now)});
     }
     const Admission admission = Decide(sites, request, fine_now, clock);
     if (admission.granted()) {
@@ -749,34 +766,21 @@ class Edge {
       waiter->asked.keys = older.asked.keys;
       queue.TakeOver(*waiter, *olders[0]);
       EXPECT_FALSE(older.in_line());
-      if (ask.limit < older.asked.limit) {
-        for (const auto& step : queue.FindCycle(*waiter, {}, now, WaitQueue::From::kAnyWait)) {
-          cycle.push_back({NumberOf(step.owner), KeyOf(step.lock)});
-        }
-        if (!cycle.empty()) {
-          queue.TakeOver(*olders[0], *waiter);
-          parked.erase(ask.call);
-          return {Reply::kDeadlock, admission.outcome, 0, {}};
-        }
+      cycle = FindCycleOf(*waiter, olders, now);
+      if (!cycle.empty()) {
+        queue.TakeOver(*olders[0], *waiter);
+        parked.erase(ask.call);
+        return {Reply::kDeadlock, admission.outcome, 0, {}};
       }
       parked.erase(unblocked[0]);
       return {Reply::kTookOver, admission.outcome, 0, unblocked};
     }
 
-    const bool may_close_a_cycle = queue.MayBeWaitedFor(request.owner);
-    std::vector<int> new_lines;
-    for (size_t i = 0; i < locks.size(); ++i) {
-      if (queue.Find(locks[i]) == nullptr) new_lines.push_back(ask.keys[i]);
-    }
     waiter->was_upgrade = upgrade;
     queue.Enter(*waiter, locks, request.owner, upgrade);
-    for (const int key : new_lines) TellHolders(key, now);
-    const auto steps = queue.FindCycle(*waiter, olders, now);
-    if (!may_close_a_cycle) {
-      EXPECT_TRUE(steps.empty()) << "nobody could wait for it";
-    }
-    for (const auto& step : steps) cycle.push_back({NumberOf(step.owner), KeyOf(step.lock)});
-    if (!steps.empty()) {
+    Block(*waiter, sites, now);
+    cycle = FindCycleOf(*waiter, olders, now);
+    if (!cycle.empty()) {
       Leave(ask.call);
       return {Reply::kDeadlock, admission.outcome, 0, {}};
     }
@@ -784,7 +788,14 @@ class Edge {
     return {Reply::kWaits, admission.outcome, 0, unblocked};
   }
 
-  Outcome Release(int key, int owner, Instant now) {
+  // Also gives up the owner's waits for it, which `ended` names.
+  Outcome Release(int key, int owner, Instant now, std::vector<int>& ended) {
+    const LockName lock = NameOf(key);
+    for (WaitQueue::Waiter* wait : queue.FindWaiters(std::span(&lock, 1), OwnerOf(owner))) {
+      ended.push_back(static_cast<Parked*>(wait)->asked.call);
+      Leave(ended.back());
+    }
+    std::sort(ended.begin(), ended.end());
     return CarryOut(key, Decide(PlaceOf(key), ReleaseRequest{OwnerOf(owner), {}}, now), now);
   }
   Outcome Touch(int key, int owner, int64_t lease, Instant now) {
@@ -799,18 +810,18 @@ class Edge {
 
   void Remove(int key) {
     SlotOf(key) = Slot();
-    queue.ClearHolders(NameOf(key));
+    queue.Wake(NameOf(key));
   }
 
-  void Set(int key, std::string value, Instant end, Instant now) {
+  void Set(int key, std::string value, Instant end) {
     SlotOf(key) = Slot{.lock = nullptr, .plain = std::move(value), .plain_end = end};
-    KeyChanged(key, now);
+    queue.Wake(NameOf(key));
   }
 
-  void Rename(int from, int to, Instant now) {
+  void Rename(int from, int to) {
     SlotOf(to) = std::exchange(SlotOf(from), Slot());
-    KeyChanged(from, now);
-    KeyChanged(to, now);
+    queue.Wake(NameOf(from));
+    queue.Wake(NameOf(to));
   }
 
   // Holds that keep nobody out are told as ended; if that is all of them, the server removes the
@@ -851,43 +862,83 @@ class Edge {
     return calls;
   }
 
-  std::vector<Turn> SettleLine(WaitQueue::Line& line, FineInstant fine_now) {
-    using Offered = WaitQueue::Offered;
+  // Tries so many at most. Returns whether that was enough.
+  bool Pass(FineInstant fine_now, size_t most, std::vector<PassStep>& steps) {
     const Instant now = ToInstant(fine_now);
-    const LockName here = line.lock();
-    TakeOutOverdue(KeyOf(here), now);
-    std::vector<Turn> turns;
-    queue.Settle(line, [&](WaitQueue::Waiter& offered, const Crowd& ahead_here) {
-      const auto& waiter = static_cast<const Parked&>(offered);
-      const AcquireRequest& request = waiter.request();
+    for (; WaitQueue::Waiter* next = queue.NextToTry(now); --most) {
+      if (most == 0) return false;
+      auto& waiter = static_cast<Parked&>(*next);
       ExpectSameRequest(waiter);
-      std::vector<Site> sites;
-      size_t site_here = 0;
-      for (size_t i = 0; i < waiter.size(); ++i) {
-        const bool is_here = waiter.lock(i) == here;
-        if (is_here) site_here = i;
-        sites.push_back({PlaceOf(waiter.asked.keys[i]), is_here ? ahead_here : waiter.AheadOf(i)});
-      }
-      const Admission admission = Decide(sites, request, fine_now, clock);
-      if (admission.busy()) {
-        return IsBlocked(sites[site_here], request, now) ? Offered::kBlockedHere
-                                                         : Offered::kBlockedElsewhere;
-      }
-      const bool refused = admission.granted() && waiter.asked.refused;
-      int64_t token = 0;
-      if (admission.granted() && !refused) {
-        ExpectSafe(waiter.asked, admission, &waiter, now);
-        token = Grant(waiter.asked.keys, request, admission, now);
-      }
-      turns.push_back({waiter.asked.call, refused, admission.outcome, token});
-      const bool alone = token != 0 && request.mode == Mode::kExclusive;
-      Leave(waiter.asked.call);
-      return alone ? Offered::kTookAll : Offered::kLeft;
-    });
-    return turns;
+      if (!IsStillBlocked(waiter, now, steps)) TryGrant(waiter, fine_now, steps);
+    }
+    return true;
   }
 
  private:
+  // What is known of the holders of a set is looked at alone first.
+  bool IsStillBlocked(Parked& waiter, Instant now, std::vector<PassStep>& steps) {
+    if (waiter.size() == 1 || !waiter.blocked_at().has_value()) return false;
+    const size_t index = *waiter.blocked_at();
+    const int key = waiter.asked.keys[index];
+    Prune(key, now, steps);
+    const Site site{PlaceOf(key), waiter.AheadOf(index)};
+    if (!IsBlocked(site, waiter.request(), now)) return false;
+    queue.Block(waiter, index, NextEnd(site.place, now));
+    return true;
+  }
+
+  void TryGrant(Parked& waiter, FineInstant fine_now, std::vector<PassStep>& steps) {
+    const Instant now = ToInstant(fine_now);
+    const AcquireRequest& request = waiter.request();
+    for (const int key : waiter.asked.keys) Prune(key, now, steps);
+    const std::vector<Site> sites = SitesOf(waiter);
+    const Admission admission = Decide(sites, request, fine_now, clock);
+    if (admission.busy()) return Block(waiter, sites, now);
+    const bool refused = admission.granted() && waiter.asked.refused;
+    int64_t token = 0;
+    if (admission.granted() && !refused) {
+      ExpectSafe(waiter.asked, admission, &waiter, now);
+      token = Grant(waiter.asked.keys, request, admission, now);
+    }
+    steps.push_back({std::nullopt, {waiter.asked.call, refused, admission.outcome, token}});
+    const bool alone = token != 0 && request.mode == Mode::kExclusive;
+    const int call = waiter.asked.call;
+    queue.Leave(waiter, alone ? WaitQueue::Left::kHoldsAlone : WaitQueue::Left::kGone);
+    parked.erase(call);
+  }
+
+  void Prune(int key, Instant now, std::vector<PassStep>& steps) {
+    TakeOutOverdue(key, now);
+    steps.push_back({key, {}});
+  }
+
+  std::vector<Site> SitesOf(const Parked& waiter) const {
+    std::vector<Site> sites;
+    for (size_t i = 0; i < waiter.size(); ++i) {
+      sites.push_back({PlaceOf(waiter.asked.keys[i]), waiter.AheadOf(i)});
+    }
+    return sites;
+  }
+
+  void Block(Parked& waiter, const std::vector<Site>& sites, Instant now) {
+    for (size_t i = 0; i < sites.size(); ++i) {
+      if (!IsBlocked(sites[i], waiter.request(), now)) continue;
+      queue.Block(waiter, i, NextEnd(sites[i].place, now));
+      return;
+    }
+    ADD_FAILURE() << "call " << waiter.asked.call << " waits for nothing";
+  }
+
+  std::vector<NamedStep> FindCycleOf(const Parked& waiter,
+                                     const std::vector<WaitQueue::Waiter*>& olders, Instant now) {
+    const auto show = [this](LockName lock, const auto& see) { see(PlaceOf(KeyOf(lock))); };
+    std::vector<NamedStep> named;
+    for (const CycleStep& step : FindCycle(queue, waiter, olders, now, show)) {
+      named.push_back({NumberOf(step.owner), KeyOf(step.lock)});
+    }
+    return named;
+  }
+
   void ExpectSameRequest(const Parked& waiter) const {
     const AcquireRequest& request = waiter.request();
     const Ask& ask = waiter.asked;
@@ -961,20 +1012,6 @@ class Edge {
 
   // --- Carrying out
 
-  void TellHolders(int key, Instant now) {
-    const Place place = PlaceOf(key);
-    for (const Holder& holder : HoldersOf(place, now)) {
-      queue.SetHolder(NameOf(key), ModeOf(place), holder.owner, holder.until,
-                      WaitQueue::Company::kWithOthers, holder.linger);
-    }
-  }
-
-  void KeyChanged(int key, Instant now) {
-    queue.ClearHolders(NameOf(key));
-    TellHolders(key, now);
-    queue.Wake(NameOf(key));
-  }
-
   // Returns the token.
   int64_t Grant(const KeyNumbers& keys, const AcquireRequest& request, const Admission& admission,
                 Instant now) {
@@ -998,47 +1035,34 @@ class Edge {
     Slot& slot = SlotOf(key);
     for (const Ended& ended : OverdueBefore(PlaceOf(key), change, now)) End(key, ended);
     if (const auto* held = std::get_if<Held>(&change)) {
-      const std::string owner(held->hold.owner.bytes);  // it may be a view into the lock
       const Instant closes = held->hold.closes();
-      const Millis linger = held->hold.linger;
+      const bool same_mode = slot.lock != nullptr && slot.lock->mode() == held->mode;
       clock.Observe(held->hold.token);
       Store(key, Apply(slot.lock.get(), *held));
       slot.plain.reset();
-      queue.SetHolder(
-          NameOf(key), held->mode, Owner{owner}, closes,
-          slot.lock->size() == 1 ? WaitQueue::Company::kAlone : WaitQueue::Company::kWithOthers,
-          linger);
+      queue.NoteEnd(NameOf(key), closes);
+      if (!same_mode) queue.Wake(NameOf(key));
     } else if (const auto* released = std::get_if<Released>(&change)) {
-      const std::string owner(released->owner.bytes);
+      const bool went = EndsHold(*slot.lock, *released);
       Store(key, Apply(slot.lock.get(), *released));
-      HoldWentFrom(key, Owner{owner});
+      if (went) queue.Wake(NameOf(key));
     } else if (const auto* ended = std::get_if<Ended>(&change)) {
       End(key, *ended);
     } else if (const auto* extended = std::get_if<PlainExtended>(&change)) {
       slot.plain_end = extended->end;
-      KeyChanged(key, now);
+      queue.Wake(NameOf(key));
     } else {
       Remove(key);
     }
   }
 
   void End(int key, const Ended& ended) {
-    const std::string owner(ended.owner.bytes);  // a view into what dies now
     Store(key, Apply(SlotOf(key).lock.get(), ended));
-    HoldWentFrom(key, Owner{owner});
+    queue.Wake(NameOf(key));
   }
 
   void Store(int key, Lock* lock) {
     if (lock != SlotOf(key).lock.get()) SlotOf(key).lock.reset(lock);
-  }
-
-  void HoldWentFrom(int key, Owner owner) {
-    const Lock* lock = SlotOf(key).lock.get();
-    if (lock == nullptr) {
-      queue.ClearHolders(NameOf(key));
-    } else if (!lock->Find(owner).has_value()) {
-      queue.RemoveHolder(NameOf(key), owner);
-    }
   }
 
   std::vector<std::string> owners_;
@@ -1076,6 +1100,7 @@ enum Thing : size_t {
   kReleasedOneOfSeveral,
   kReleasedInVain,
   kReleasedTooLate,
+  kReleasedItsWait,
   kLingerCut,
   kTouched,
   kSessionClosed,
@@ -1112,11 +1137,11 @@ enum Thing : size_t {
   kCycleOfTwo,
   kCycleOfThree,
   kCycleOfMore,
-  kCycleOverALimit,
   kCycleOverAnUpgrade,
   kCycleOverASet,
   kRefusedThoughAnOlderWaits,
-  kNoCycleForALimitHadRoom,
+  kPassCutShort,
+  kNewcomerBehindWorkPutOff,
   kFourHolders,
   kLineOfTenOrMore,
   kThings,
@@ -1338,10 +1363,14 @@ class History {
                     [&](const ModelWait* wait) { return wait->ask.owner == ask.owner; });
     const int older_limit = LimitOfOlder(ask, before);
 
-    std::vector<Edge::CycleStep> cycle;
+    std::vector<Edge::NamedStep> cycle;
     model_.fewest_steps = 0;
+    const std::vector<bool> put_off = edge_.PutOff(now());
     const Answer answer = edge_.Acquire(ask, fine_now(), cycle);
-    EXPECT_EQ(answer, model_.Acquire(ask, now_us_));
+    EXPECT_EQ(answer, model_.Acquire(ask, put_off, now_us_));
+    if (answer.reply != Reply::kToken && put_off[Index(ask.keys[0])]) {
+      Count(kNewcomerBehindWorkPutOff);
+    }
     for (const int call : answer.unblocked) ExpectOneAnswer(call);
     switch (answer.reply) {
       case Reply::kToken:
@@ -1364,7 +1393,6 @@ class History {
             model_.At(ask.keys[0]).line.back()->ask.call != ask.call) {
           Count(kUpgradeEnteredBeforeOthers);
         }
-        if (IsThereAWayBack(ask.owner)) Count(kNoCycleForALimitHadRoom);
         break;
       case Reply::kTookOver:
         unanswered_.emplace(ask.call, ask.keys[0]);
@@ -1440,8 +1468,13 @@ class History {
     Open(key);
     const ModelHold* own = model_.At(key).Find(owner);
     const bool counted = own != nullptr && own->count > 1;
-    const Outcome outcome = model_.Release(key, owner, now_ms());
-    EXPECT_EQ(edge_.Release(key, owner, now()), outcome);
+    std::vector<int> ended;
+    const Outcome outcome = edge_.Release(key, owner, now(), ended);
+    EXPECT_EQ(model_.Release(key, owner, now_ms(), ended), outcome);
+    for (const int call : ended) {
+      ExpectOneAnswer(call);
+      Count(kReleasedItsWait);
+    }
     Count(outcome == Outcome::kReleased     ? (counted ? kReleasedOneOfSeveral : kReleased)
           : outcome == Outcome::kLingerCut  ? kLingerCut
           : outcome == Outcome::kLeaseEnded ? kReleasedTooLate
@@ -1511,14 +1544,14 @@ class History {
     Open(key);
     if (model_.At(key).stored == Stored::kPlain && strangers_) {  // PEXPIRE, PERSIST
       const int owner = model_.At(key).plain_owner;
-      edge_.Set(key, *edge_.SlotOf(key).plain, ToMoment(end), now());
+      edge_.Set(key, *edge_.SlotOf(key).plain, ToMoment(end));
       model_.Set(key, owner, end);
       Count(kPlainChangedItsTtl);
     }
     if (model_.At(key).stored != Stored::kNothing) return;
     // A value that is nobody's name, one too long to be, and none.
     edge_.Set(key, std::array<std::string, 3>{"stranger", std::string(300, 'z'), ""}.at(Below(3)),
-              ToMoment(end), now());
+              ToMoment(end));
     model_.Set(key, kNobody, end);
     Count(kPlainAppeared);
   }
@@ -1530,7 +1563,7 @@ class History {
     const int64_t end = AnyPlainEnd();
     event_ = {"SET", key, owner, end, 0};
     Count(model_.At(key).stored == Stored::kLock ? kPlainOverALock : kPlainAppeared);
-    edge_.Set(key, std::string(edge_.OwnerOf(owner).bytes), ToMoment(end), now());
+    edge_.Set(key, std::string(edge_.OwnerOf(owner).bytes), ToMoment(end));
     model_.Set(key, owner, end);
   }
 
@@ -1539,7 +1572,7 @@ class History {
     const int to = AnyKey();
     event_ = {"rename", from, 0, to, 0};
     if (from == to || model_.At(from).stored == Stored::kNothing) return;
-    edge_.Rename(from, to, now());
+    edge_.Rename(from, to);
     model_.Rename(from, to);
     // Another lock's tokens: only those granted under this name rise.
     Count(kRenamed);
@@ -1598,24 +1631,33 @@ class History {
   }
 
   void Settle() {
-    size_t lines = 0;
-    while (WaitQueue::Line* line = edge_.queue.FirstWoken(now())) {
-      const int key = edge_.KeyOf(line->lock());
-      ASSERT_GE(key, 0);
-      ASSERT_LE(++lines, 10'000U) << "a line wakes again and again";
-      const std::map<int, ModelWait> before = model_.waits;
-      const std::vector<Turn> turns = model_.Settle(key, now_us_);
-      ASSERT_EQ(edge_.SettleLine(*line, fine_now()), turns) << "key " << key;
-      int granted = 0;
-      for (const Turn& turn : turns) {
-        ExpectOneAnswer(turn.call);
-        CountTurn(before.at(turn.call).ask, turn);
-        if (IsGrant(turn.outcome) && !turn.refused) ++granted;
+    std::vector<PassStep> steps;
+    const bool whole = edge_.Pass(fine_now(), OneIn(4) ? Below(4) : 10'000, steps);
+    if (!whole) Count(kPassCutShort);
+    int granted = 0;
+    for (const PassStep& step : steps) {
+      if (step.pruned.has_value()) {
+        model_.TakeOutOverdue(*step.pruned, now_ms());
+        continue;
       }
-      if (granted > 1) Count(kSeveralHandedOverTogether);
+      const Turn& turn = step.turn;
+      const Ask ask = model_.waits.at(turn.call).ask;
+      ASSERT_EQ(model_.Try(turn.call, now_us_), turn);
+      ExpectOneAnswer(turn.call);
+      CountTurn(ask, turn);
+      if (IsGrant(turn.outcome) && !turn.refused) ++granted;
+    }
+    if (granted > 1) Count(kSeveralHandedOverTogether);
+    if (!whole) {
+      EXPECT_LE(edge_.NextDue(), now()) << "what was put off is forgotten";
+      return;
     }
     EXPECT_EQ(model_.FindLeftWaiting(now_ms()), 0) << "it waits though nothing keeps it out";
-    EXPECT_EQ(FromMoment(edge_.NextDue()), model_.NextDue(now_ms()));
+    EXPECT_GT(edge_.NextDue(), now()) << "the loop turns for nothing";
+    EXPECT_LE(FromMoment(edge_.NextDue()), model_.NextTimeOut());
+    if (OneIn(4)) {
+      EXPECT_LE(FromMoment(edge_.NextDue()), model_.NextGrant(now_ms())) << "nobody will look";
+    }
   }
 
   void CountTurn(const Ask& ask, const Turn& turn) {
@@ -1637,49 +1679,23 @@ class History {
         << "call " << call << " was answered before, or never waited";
   }
 
-  // Whether the owner of the wait that just began waits for itself, if every obstacle counted.
-  bool IsThereAWayBack(int owner) const {
-    Owners reached;
-    reached.set(Index(owner));
-    for (size_t before = 0; reached.count() != before;) {
-      before = reached.count();
-      for (const Model::Stand& stand : model_.stands) {
-        if (reached.test(Index(stand.owner))) reached |= stand.stones;
-        for (const auto& [peer, limit] : stand.peers) {
-          if (reached.test(Index(stand.owner))) reached.set(Index(peer));
-        }
-        if (reached.test(Index(stand.owner)) && !stand.peers.empty() &&
-            std::any_of(stand.peers.begin(), stand.peers.end(),
-                        [owner](const auto& peer) { return peer.first == owner; })) {
-          return true;
-        }
-      }
-    }
-    return false;
-  }
-
-  void ExpectRealCycle(const std::vector<Edge::CycleStep>& cycle, const Ask& ask) {
+  void ExpectRealCycle(const std::vector<Edge::NamedStep>& cycle, const Ask& ask) {
     EXPECT_EQ(static_cast<int>(cycle.size()), model_.fewest_steps) << "not the shortest";
-    bool over_a_limit = false;
     bool over_a_set = ask.keys.size() > 1;
     for (size_t i = 0; i < cycle.size(); ++i) {
-      const Edge::CycleStep& step = cycle[i];
+      const Edge::NamedStep& step = cycle[i];
       const int next = cycle[(i + 1) % cycle.size()].owner;
       ASSERT_NE(step.owner, kNobody);
       ASSERT_NE(next, kNobody);
       const auto stand = std::find_if(
           model_.stands.begin(), model_.stands.end(), [&](const Model::Stand& candidate) {
             return candidate.owner == step.owner && candidate.key == step.key &&
-                   (i > 0 || model_.from_any_wait || candidate.call == ask.call);
+                   (i > 0 || candidate.call == ask.call) && candidate.blockers.test(Index(next));
           });
       ASSERT_NE(stand, model_.stands.end()) << "step " << i << " does not wait";
-      EXPECT_TRUE(stand->stuck && stand->blockers.test(Index(next)))
-          << "step " << i << " is not blocked";
-      over_a_limit = over_a_limit || !stand->stones.test(Index(next));
       over_a_set = over_a_set || (i > 0 && model_.waits.at(stand->call).ask.keys.size() > 1);
     }
     EXPECT_EQ(cycle.empty() ? kNobody : cycle[0].owner, ask.owner);
-    if (over_a_limit) Count(kCycleOverALimit);
     if (over_a_set) Count(kCycleOverASet);
     if (ask.keys.size() == 1 && ask.mode == Mode::kExclusive &&
         model_.At(ask.keys[0]).FindLive(ask.owner, now_ms()) != nullptr) {
@@ -1766,13 +1782,10 @@ class History {
     }
     EXPECT_TRUE(edge_.queue.empty());
     EXPECT_EQ(edge_.queue.NextDue(), kMaxInstant);
-    EXPECT_EQ(edge_.queue.FirstWoken(kMaxInstant), nullptr);
+    EXPECT_EQ(edge_.queue.NextToTry(kMaxInstant), nullptr);
     EXPECT_EQ(edge_.queue.NextTimeOut(), kMaxTick);
     EXPECT_EQ(edge_.queue.FirstTimedOut(kMaxTick), nullptr);
-    EXPECT_TRUE(edge_.queue.Locks(std::nullopt).empty());
-    for (int owner = 0; owner < owners_; ++owner) {
-      EXPECT_FALSE(edge_.queue.MayBeWaitedFor(edge_.OwnerOf(owner)));
-    }
+    EXPECT_EQ(edge_.queue.lines(), 0U);
   }
 
   std::mt19937_64 random_;
@@ -1820,7 +1833,7 @@ TEST(WaitingHistory, AgreesWithTheModel) {
   if (HasFailure()) return;
   EXPECT_GE(std::accumulate(coverage.begin(), coverage.begin() + kEvents, int64_t{0}), 1'000'000);
   for (size_t thing = 0; thing < kThings; ++thing) {
-    EXPECT_GE(coverage.at(thing), 100) << "thing number " << thing << " hardly ever happened";
+    EXPECT_GE(coverage.at(thing), 10) << "thing number " << thing << " hardly ever happened";
   }
 }
 

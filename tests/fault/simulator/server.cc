@@ -5,6 +5,7 @@
 #include <utility>
 #include <variant>
 
+#include "core/deadlock.h"
 #include "core/encoding.h"
 #include "core/fact.h"
 #include "fault/simulator/arena.h"
@@ -145,7 +146,7 @@ void Server::Remove(uint32_t lock) {
   const bool was_lock = slot.lock != nullptr;
   slot.lock.reset();
   slot.is_plain = false;
-  if (!queue_.empty()) queue_.ClearHolders(LockNameOf(lock));
+  LockChanged(lock);
   if (was_lock && !sessions_.empty()) sessions_.UnbindAll(LockNameOf(lock));
 }
 
@@ -162,7 +163,7 @@ void Server::Flush() {
   for (uint32_t lock = 0; lock < kLocks; ++lock) Remove(lock);
 }
 
-void Server::Set(uint32_t lock, std::string_view value, Instant end, Instant now) {
+void Server::Set(uint32_t lock, std::string_view value, Instant end) {
   const ArenaScope arena;
   const Digits digits(ToNumber(end));
   Emit(std::array{std::string_view("SET"), NameOfLock(lock), value, digits.text()});
@@ -171,7 +172,7 @@ void Server::Set(uint32_t lock, std::string_view value, Instant end, Instant now
   slot.is_plain = true;
   slot.plain = value;
   slot.plain_end = end;
-  KeyChanged(lock, now);
+  LockChanged(lock);
 }
 
 void Server::Rename(uint32_t from, uint32_t to, Instant now) {
@@ -185,22 +186,12 @@ void Server::Rename(uint32_t from, uint32_t to, Instant now) {
   for (size_t owner = 0; owner < kOwners; ++owner) {
     ledger_[to][owner] = std::max(ledger_[to][owner], ledger_[from][owner]);
   }
-  KeyChanged(from, now);
-  KeyChanged(to, now);
+  LockChanged(from);
+  LockChanged(to);
 }
 
-void Server::KeyChanged(uint32_t lock, Instant now) {
-  if (queue_.empty() || queue_.Find(LockNameOf(lock)) == nullptr) return;
-  queue_.ClearHolders(LockNameOf(lock));
-  LookAtHolders(lock, now);
-}
-
-void Server::LookAtHolders(uint32_t lock, Instant now) {
-  const Place place = PlaceOf(lock);
-  for (const Holder& holder : HoldersOf(place, now)) {
-    queue_.SetHolder(LockNameOf(lock), ModeOf(place), holder.owner, holder.until,
-                     WaitQueue::Company::kWithOthers, holder.linger);
-  }
+void Server::LockChanged(uint32_t lock) {
+  if (!queue_.empty()) queue_.Wake(LockNameOf(lock));
 }
 
 bool Server::HasSameData(const Server& other) const {
@@ -254,7 +245,6 @@ void Server::BecomeReplica() {
   untold_floor_.reset();
   held_back_ = false;
   to_take_back_.clear();
-  closed_.clear();
   sessions_.UnbindAll(std::nullopt);
   while (!parked_.empty()) Send(*parked_.back(), Reply{.answer = Answer::kError});
 }
@@ -289,15 +279,14 @@ void Server::Store(uint32_t lock, const Held& held) {
   Slot& slot = slots_[lock];
   const LockName name = LockNameOf(lock);
   if (!sessions_.empty() && Replaces(slot.lock.get(), held)) sessions_.UnbindAll(name);
+  const bool same_mode = slot.lock != nullptr && slot.lock->mode() == held.mode;
   Lock* stored = Apply(slot.lock.get(), held);
   if (stored != slot.lock.get()) slot.lock.reset(stored);
   slot.is_plain = false;
   clock_.Observe(held.hold.token);
   if (queue_.empty()) return;
-  const auto company =
-      stored->size() == 1 ? WaitQueue::Company::kAlone : WaitQueue::Company::kWithOthers;
-  queue_.SetHolder(name, stored->mode(), held.hold.owner, held.hold.closes(), company,
-                   held.hold.linger);
+  queue_.NoteEnd(name, held.hold.closes());
+  if (!same_mode) queue_.Wake(name);
 }
 
 template <typename Fact>
@@ -306,7 +295,7 @@ void Server::TakeOut(uint32_t lock, const Fact& fact) {
   const LockName name = LockNameOf(lock);
   // First, because the owner's bytes may be in the lock.
   if (slot.lock->size() > 1 && EndsHold(*slot.lock, fact)) {
-    if (!queue_.empty()) queue_.RemoveHolder(name, fact.owner);
+    LockChanged(lock);
     if (!sessions_.empty()) sessions_.Unbind(name, fact.owner);
   }
   Lock* left = Apply(slot.lock.get(), fact);
@@ -469,7 +458,10 @@ void Server::Handle(const Call& call, FineInstant now, FineTick tick) {
         {.call = call.number, .connection = call.connection, .answer = Answer::kError});
     return;
   }
-  for (const uint32_t lock : LocksOf(call)) Open(lock, moment);
+  for (const uint32_t lock : LocksOf(call)) {
+    Open(lock, moment);
+    EndSessionsIn(lock, moment);
+  }
   switch (call.verb) {
     case Verb::kAcquire:
       return Acquire(call, now, tick);
@@ -485,7 +477,7 @@ void Server::Handle(const Call& call, FineInstant now, FineTick tick) {
 Crowd Server::AheadOfNewcomer(uint32_t lock, const AcquireRequest& request, Instant now) {
   if (queue_.empty()) return {};
   const WaitQueue::Line* line = queue_.Find(LockNameOf(lock));
-  return line == nullptr ? Crowd() : line->Ahead(IsUpgrade(PlaceOf(lock), request, now));
+  return line == nullptr ? Crowd() : line->Ahead(IsUpgrade(PlaceOf(lock), request, now), now);
 }
 
 void Server::Acquire(const Call& call, FineInstant now, FineTick tick) {
@@ -507,14 +499,25 @@ void Server::Acquire(const Call& call, FineInstant now, FineTick tick) {
     reply.answer = Answer::kToken;
     reply.token = static_cast<int64_t>(admission.token.value);
   } else if (admission.busy() && request.wait > Millis{0}) {
-    return Park(call, request, moment, tick);
+    return Park(call, sites, request, moment, tick);
   } else if (admission.busy()) {
     reply.answer = Answer::kNull;
   }
   replies_.push_back(reply);
 }
 
-void Server::Park(const Call& call, const AcquireRequest& request, Instant now, FineTick tick) {
+void Server::Block(Parked& parked, const Sites& sites, Instant now) {
+  for (size_t i = 0; i < parked.size(); ++i) {
+    if (!IsBlocked(sites[i], parked.request(), now)) continue;
+    queue_.Block(parked, i, NextEnd(sites[i].place, now));
+    return;
+  }
+  held_back_ = true;
+  queue_.Suspend(parked);
+}
+
+void Server::Park(const Call& call, const Sites& sites, const AcquireRequest& request, Instant now,
+                  FineTick tick) {
   std::array<LockName, kLocks> names;
   for (size_t i = 0; i < call.count; ++i) names[i] = LockNameOf(call.locks[i]);
   const auto locks = std::span(names).first(call.count);
@@ -525,39 +528,47 @@ void Server::Park(const Call& call, const AcquireRequest& request, Instant now, 
     parked->call.locks = static_cast<Parked*>(olders.front())->call.locks;
     queue_.TakeOver(*parked, *olders.front());
   } else {
-    const bool may_close_cycle = queue_.MayBeWaitedFor(request.owner);
     const bool upgrade = call.count == 1 && IsUpgrade(PlaceOf(call.locks[0]), request, now);
     queue_.Enter(*parked, locks, request.owner, upgrade);
-    for (size_t i = 0; i < call.count; ++i) {
-      if (queue_.Find(locks[i])->size() == 1) {
-        LookAtHolders(call.locks[i], now);
-      } else if (upgrade) {
-        LookAgain(call.locks[i], now);
-      }
-    }
-    if (may_close_cycle && !queue_.FindCycle(*parked, olders, now).empty()) {
+    Block(*parked, sites, now);
+  }
+  const auto show = [this](LockName lock, const auto& see) { see(PlaceOf(LockOf(lock.key))); };
+  if (!FindCycle(queue_, *parked, olders, now, show).empty()) {
+    if (!olders.empty() && !olders.front()->in_line()) {
+      queue_.TakeOver(*olders.front(), *parked);
+    } else {
       queue_.Leave(*parked);
-      replies_.push_back(
-          {.call = call.number, .connection = call.connection, .answer = Answer::kError});
-      return;
     }
+    replies_.push_back(
+        {.call = call.number, .connection = call.connection, .answer = Answer::kError});
+    return;
   }
-  held_back_ = held_back_ || GraceAt(now) == Grace::kOn;
-  for (WaitQueue::Waiter* older : olders) {
-    superseded_.push_back(static_cast<Parked*>(older));
-    std::erase(parked_, superseded_.back());
-    if (older->in_line()) queue_.Leave(*older);
-  }
+  for (WaitQueue::Waiter* older : olders) UnblockLater(*static_cast<Parked*>(older));
   parked_.push_back(parked.release());
+}
+
+// The wait is over; its caller is answered before the event loop sleeps.
+void Server::UnblockLater(Parked& parked) {
+  superseded_.push_back(&parked);
+  std::erase(parked_, &parked);
+  if (parked.in_line()) queue_.Leave(parked);
 }
 
 void Server::ReleaseAll(const Call& call, Instant now) {
   Reply reply{.call = call.number, .connection = call.connection};
   const ReleaseRequest request{Owner{NameOfOwner(call.owner)}, {}};
-  for (const uint32_t lock : LocksOf(call)) {
-    const Decision decision = Decide(PlaceOf(lock), request, now);
-    if (decision.change.has_value()) CarryOut(lock, *decision.change, now);
-    if (decision.outcome == Outcome::kReleased) ++reply.done;
+  std::array<LockName, kLocks> names;
+  std::array<bool, kLocks> waited{};
+  for (size_t i = 0; i < call.count; ++i) names[i] = LockNameOf(call.locks[i]);
+  for (WaitQueue::Waiter* wait :
+       queue_.FindWaiters(std::span(names).first(call.count), request.owner)) {
+    for (size_t i = 0; i < call.count; ++i) waited[i] = waited[i] || wait->WaitsFor(names[i]);
+    UnblockLater(*static_cast<Parked*>(wait));
+  }
+  for (size_t i = 0; i < call.count; ++i) {
+    const Decision decision = Decide(PlaceOf(call.locks[i]), request, now);
+    if (decision.change.has_value()) CarryOut(call.locks[i], *decision.change, now);
+    if (decision.outcome == Outcome::kReleased || waited[i]) ++reply.done;
   }
   reply.answer = reply.done == 0 ? Answer::kNo : Answer::kYes;
   replies_.push_back(reply);
@@ -618,7 +629,7 @@ void Server::ConnectionClosed(uint32_t connection) {
     Parked& parked = *parked_[i - 1];
     if (parked.call.connection == connection) Forget(parked);
   }
-  if (sessions_.HasAny(connection)) closed_.push_back(connection);
+  sessions_.Close(connection);
 }
 
 void Server::NotDelivered(uint32_t call) {
@@ -634,7 +645,7 @@ Instant Server::NextDue() const {
   if (!superseded_.empty()) return kMinInstant;
   Instant due = queue_.NextDue();
   if (!is_primary_) return due;
-  if (!issuing_ || untold_floor_.has_value() || !to_take_back_.empty() || !closed_.empty()) {
+  if (!issuing_ || untold_floor_.has_value() || !to_take_back_.empty() || sessions_.has_ended()) {
     return kMinInstant;
   }
   if (held_back_) due = std::min(due, GraceEnd() + Millis{1});
@@ -657,7 +668,7 @@ void Server::Turn(FineInstant now, FineTick tick) {
     if (!grant.told) TakeBack(grant, moment);
   }
   EndSessions(moment);
-  Settle(now);
+  GrantWaiters(now);
 }
 
 void Server::TimeOut(Tick now) {
@@ -687,87 +698,74 @@ void Server::TakeBack(const Grant& grant, Instant now) {
 }
 
 void Server::EndSessions(Instant now) {
-  for (const uint32_t connection : std::exchange(closed_, {})) {
-    for (const Sessions::BoundHold& hold : sessions_.Close(connection)) {
-      const uint32_t lock = LockOf(hold.key);
-      Open(lock, now);
-      const Decision decision = DecideSessionEnd(PlaceOf(lock), Owner{hold.owner}, now);
-      if (!decision.change.has_value()) continue;
-      ++sessions_ended_;
-      CarryOut(lock, *decision.change, now);
-    }
+  while (sessions_.has_ended()) {
+    const uint32_t lock = LockOf(sessions_.FirstWithEnded().key);
+    Open(lock, now);
+    EndSessionsIn(lock, now);
   }
 }
 
-void Server::Settle(FineInstant now) {
+void Server::EndSessionsIn(uint32_t lock, Instant now) {
+  if (!is_primary_) return;
+  for (const std::string& owner : sessions_.TakeEnded(LockNameOf(lock))) {
+    const Decision decision = DecideSessionEnd(PlaceOf(lock), Owner{owner}, now);
+    if (!decision.change.has_value()) continue;
+    ++sessions_ended_;
+    CarryOut(lock, *decision.change, now);
+  }
+}
+
+void Server::GrantWaiters(FineInstant now) {
   const Instant moment = ToInstant(now);
   if (held_back_ && GraceAt(moment) == Grace::kOver) {
     held_back_ = false;
-    queue_.WakeAll();
+    queue_.WakeAll(std::nullopt);
   }
-  int passes = 0;
-  while (WaitQueue::Line* line = queue_.FirstWoken(moment)) {
-    constexpr int kManyPasses = 1000;
-    if (++passes > kManyPasses) {
-      fault_ = "lines are settled for ever";
+  int tries = 0;
+  while (WaitQueue::Waiter* waiter = queue_.NextToTry(moment)) {
+    constexpr int kManyTries = 1000;
+    if (++tries > kManyTries) {
+      fault_ = "waiters are tried for ever";
       return;
     }
-    const uint32_t lock = LockOf(line->lock().key);
+    // As on a server that has much to do.
+    if (settings_.tries_per_pass > 0 && tries > settings_.tries_per_pass) return;
+    TryGrant(static_cast<Parked&>(*waiter), now);
+  }
+}
+
+void Server::TryGrant(Parked& parked, FineInstant now) {
+  const Instant moment = ToInstant(now);
+  const AcquireRequest& request = parked.request();
+  Sites sites;
+  for (size_t i = 0; i < parked.size(); ++i) {
+    const uint32_t lock = parked.call.locks[i];
     Open(lock, moment);
+    EndSessionsIn(lock, moment);
     const Lock* stored = slots_[lock].lock.get();
     if (stored != nullptr && stored->KeepingOut(moment) > 0) {
       for (const Ended& ended : Overdue(PlaceOf(lock), moment)) Do(lock, ended);
     }
-    queue_.Settle(*line, [&](WaitQueue::Waiter& waiter, const Crowd& ahead) {
-      return Offer(static_cast<Parked&>(waiter), LockNameOf(lock), ahead, now);
-    });
   }
-}
-
-void Server::LookAgain(uint32_t lock, Instant now) {
-  const LockName name = LockNameOf(lock);
-  const Place place = PlaceOf(lock);
-  if (!place.plain.has_value() && queue_.Find(name)->holders() == CountHolders(place, now)) return;
-  queue_.ClearHolders(name);
-  LookAtHolders(lock, now);
-}
-
-WaitQueue::Offered Server::Offer(Parked& parked, LockName here, const Crowd& ahead,
-                                 FineInstant now) {
-  const Instant moment = ToInstant(now);
-  const AcquireRequest& request = parked.request();
-  Sites sites;
-  size_t here_at = 0;
   for (size_t i = 0; i < parked.size(); ++i) {
-    Open(parked.call.locks[i], moment);
-    const bool is_here = parked.lock(i) == here;
-    if (is_here) here_at = i;
-    sites[i] = {PlaceOf(parked.call.locks[i]), is_here ? ahead : parked.AheadOf(i)};
+    sites[i] = {PlaceOf(parked.call.locks[i]), parked.AheadOf(i)};
   }
   const Admission admission =
       Decide(std::span(sites).first(parked.size()), request, now, Issuing(now), GraceAt(moment));
-  if (admission.busy()) {
-    held_back_ = held_back_ || admission.outcome == Outcome::kGrace;
-    if (!IsBlocked(sites[here_at], request, moment)) return WaitQueue::Offered::kBlockedElsewhere;
-    LookAgain(LockOf(here.key), moment);
-    return WaitQueue::Offered::kBlockedHere;
-  }
-  if (!admission.granted()) {
-    Send(parked, Reply{.answer = Answer::kError});
-    return WaitQueue::Offered::kLeft;
-  }
+  if (admission.busy()) return Block(parked, sites, moment);
+  if (!admission.granted()) return Send(parked, Reply{.answer = Answer::kError});
   const Call call = parked.call;
   in_flight_.push_back({.call = call,
                         .token = admission.token,
                         .upgraded = HoldToUpgrade(sites[0].place, request, moment),
-                        .bound_to = sessions_.BoundTo(here, request.owner)});
+                        .bound_to = sessions_.BoundTo(parked.lock(0), request.owner)});
   for (const uint32_t lock : LocksOf(call)) {
     CarryOutGrant(lock, request, call, admission.token, moment);
   }
   const bool alone = request.mode == Mode::kExclusive;
+  queue_.Leave(parked, alone ? WaitQueue::Left::kHoldsAlone : WaitQueue::Left::kGone);
   Send(parked,
        Reply{.answer = Answer::kToken, .token = static_cast<int64_t>(admission.token.value)});
-  return alone ? WaitQueue::Offered::kTookAll : WaitQueue::Offered::kLeft;
 }
 
 bool Server::LeavesSomebodyWaiting(FineInstant now) {

@@ -85,6 +85,7 @@ class Server {
   struct Settings {
     Millis margin{0};
     Millis grace{0};
+    int tries_per_pass = 0;  // of the event loop: how many waiters are tried at most; 0: all
   };
 
   // All data at one moment, as an RDB file or a full synchronisation carries it.
@@ -117,7 +118,7 @@ class Server {
 
   void Delete(uint32_t lock);
   void Flush();
-  void Set(uint32_t lock, std::string_view value, Instant end, Instant now);
+  void Set(uint32_t lock, std::string_view value, Instant end);
   void Rename(uint32_t from, uint32_t to, Instant now);
 
   // --- What the server does by itself
@@ -184,7 +185,8 @@ class Server {
   using Sites = std::array<Site, kLocks>;
 
   void Acquire(const Call& call, FineInstant now, FineTick tick);
-  void Park(const Call& call, const AcquireRequest& request, Instant now, FineTick tick);
+  void Park(const Call& call, const Sites& sites, const AcquireRequest& request, Instant now,
+            FineTick tick);
   void ReleaseAll(const Call& call, Instant now);
   void TouchAll(const Call& call, Instant now);
   void Fence(const Call& call, Instant now);
@@ -197,9 +199,7 @@ class Server {
   // Removes the key if its time is over, as any access to it does.
   void Open(uint32_t lock, Instant now);
   void Remove(uint32_t lock);
-  void KeyChanged(uint32_t lock, Instant now);
-  void LookAtHolders(uint32_t lock, Instant now);
-  void LookAgain(uint32_t lock, Instant now);
+  void LockChanged(uint32_t lock);
   Crowd AheadOfNewcomer(uint32_t lock, const AcquireRequest& request, Instant now);
 
   void CarryOut(uint32_t lock, const Change& change, Instant now);
@@ -219,8 +219,11 @@ class Server {
   void TimeOut(Tick now);
   void TakeBack(const Grant& grant, Instant now);
   void EndSessions(Instant now);
-  void Settle(FineInstant now);
-  WaitQueue::Offered Offer(Parked& parked, LockName here, const Crowd& ahead, FineInstant now);
+  void EndSessionsIn(uint32_t lock, Instant now);
+  void Block(Parked& parked, const Sites& sites, Instant now);
+  void GrantWaiters(FineInstant now);
+  void TryGrant(Parked& parked, FineInstant now);
+  void UnblockLater(Parked& parked);
   void Send(Parked& parked, const Reply& reply);
   void Forget(Parked& parked);
 
@@ -238,7 +241,6 @@ class Server {
   std::array<Slot, kLocks> slots_;
   WaitQueue queue_;
   Sessions sessions_;
-  std::vector<uint32_t> closed_;     // connections with holds bound to them
   std::vector<Parked*> parked_;      // in line
   std::vector<Parked*> superseded_;  // their places were taken over
   std::vector<Grant> in_flight_;     // of the last turn

@@ -177,6 +177,7 @@ void Simulator::ChooseWorld() {
 
   constexpr std::array kMargins = {5, 60, 30'000};
   settings_.margin = Millis{kMargins[random.Below(kMargins.size())]};
+  settings_.tries_per_pass = random.Below(4) == 0 ? 1 + static_cast<int>(random.Below(3)) : 0;
   settings_.grace = lossy_ ? Millis{longest_lease_ + longest_linger_ + 1} : Millis{0};
   const bool skewed = random.OneIn(2);
   for (size_t i = 0; i < kServers && skewed; ++i) {
@@ -999,7 +1000,7 @@ void Simulator::StrikeData(Disaster disaster) {
     case Disaster::kSet: {
       Count(Thing::kSets);
       const Millis ttl{random_.Between(1, 10)};
-      server.Set(lock, "of-a-plain-client", moment + ttl, moment);
+      server.Set(lock, "of-a-plain-client", moment + ttl);
       Note(Mark::Kind::kForced, lock, now_, now_, ToTime(ttl) + 2 * kMillisecond, "SET");
       break;
     }

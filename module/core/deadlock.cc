@@ -1,8 +1,8 @@
 #include "core/deadlock.h"
 
 #include <algorithm>
+#include <deque>
 #include <optional>
-#include <unordered_map>
 
 namespace turnstile {
 
@@ -20,7 +20,8 @@ class DeadlockSearch {
         self_(*waiter.party_),
         ignored_(ignored),
         now_(now),
-        show_(show) {}
+        show_(show),
+        number_(++queue.searches_) {}
 
   std::vector<CycleStep> Find() {
     ReachFrom(waiter_, nullptr);
@@ -38,11 +39,6 @@ class DeadlockSearch {
   // A place in a line, as the queue knows it.
   using Standing = WaitQueue::Place;
 
-  struct Way {
-    const Party* from;  // null: from the new wait itself
-    LockName over;
-  };
-
   // What the search knows of a line.
   struct Seen {
     std::optional<Mode> held;  // in which mode the lock is held, if at all
@@ -54,7 +50,8 @@ class DeadlockSearch {
     const Standing* unlimited = nullptr;
   };
 
-  bool Done() const { return ways_.contains(&self_) || gave_up_; }
+  bool IsReached(const Party& party) const { return party.reached_by == number_; }
+  bool Done() const { return IsReached(self_) || gave_up_; }
 
   bool IsIgnored(const Waiter& wait) const {
     return std::find(ignored_.begin(), ignored_.end(), &wait) != ignored_.end();
@@ -69,8 +66,13 @@ class DeadlockSearch {
     }
   }
 
+  // `from`: null if it is the new wait itself.
   void Reach(const Party& party, const Party* from, LockName over) {
-    if (ways_.try_emplace(&party, Way{from, over}).second) reached_.push_back(&party);
+    if (IsReached(party)) return;
+    party.reached_by = number_;
+    party.reached_from = from;
+    party.reached_over = over;
+    reached_.push_back(&party);
   }
 
   static bool MindsHolders(const AcquireRequest& request, Mode held) {
@@ -100,11 +102,11 @@ class DeadlockSearch {
   }
 
   Seen& LookAt(const Line& line) {
-    const auto [at, is_new] = seen_.try_emplace(&line);
-    Seen& seen = at->second;
-    if (is_new) {
-      show_(line.lock_, [this, &seen](const Place& place) { LookAtHolders(place, seen); });
-    }
+    if (line.seen_by_ == number_) return seen_[line.seen_at_];
+    line.seen_by_ = number_;
+    line.seen_at_ = seen_.size();
+    Seen& seen = seen_.emplace_back();
+    show_(line.lock_, [this, &seen](const Place& place) { LookAtHolders(place, seen); });
     return seen;
   }
 
@@ -195,14 +197,13 @@ class DeadlockSearch {
   // The way back from the owner itself; empty if it was not reached.
   std::vector<CycleStep> Steps() const {
     std::vector<CycleStep> steps;
+    if (!IsReached(self_)) return steps;
     const Party* party = &self_;
-    while (party != nullptr) {
-      const auto way = ways_.find(party);
-      if (way == ways_.end()) return {};
-      const auto& [from, over] = way->second;
-      steps.push_back({from == nullptr ? self_.owner : from->owner, over});
+    do {
+      const Party* from = party->reached_from;
+      steps.push_back({from == nullptr ? self_.owner : from->owner, party->reached_over});
       party = from;
-    }
+    } while (party != nullptr);
     std::reverse(steps.begin(), steps.end());
     return steps;
   }
@@ -213,8 +214,8 @@ class DeadlockSearch {
   std::span<Waiter* const> ignored_;
   Instant now_;
   const ShowPlace& show_;
-  std::unordered_map<const Party*, Way> ways_;  // looked up only: their order does not matter
-  std::unordered_map<const Line*, Seen> seen_;
+  uint64_t number_;
+  std::deque<Seen> seen_;
   std::vector<const Party*> reached_;
   size_t places_visited_ = 0;
   size_t holders_visited_ = 0;

@@ -171,6 +171,10 @@ class WaitQueue {
     std::optional<Instant> end_;    // after this moment it wakes
     size_t with_other_places_ = 0;  // how many here have owners with more than one place
     Link<Line> of_size_;
+
+    // Where the deadlock search of this number keeps what it knows of the line.
+    mutable uint64_t seen_by_ = 0;
+    mutable size_t seen_at_ = 0;
   };
 
   // An owner that waits.
@@ -179,6 +183,11 @@ class WaitQueue {
     IntrusiveList<Waiter, &Waiter::of_party_> waits;
     size_t places = 0;  // of all its waits
     Link<Party> link;   // among all parties, in order of arrival
+
+    // How the deadlock search of this number came here: from which party, over which lock.
+    mutable uint64_t reached_by = 0;
+    mutable const Party* reached_from = nullptr;
+    mutable LockName reached_over;
   };
 
   WaitQueue() = default;
@@ -297,7 +306,8 @@ class WaitQueue {
   std::map<std::pair<Order, uint64_t>, Line*> woken_;   // with the number of the line
   std::map<std::pair<Instant, uint64_t>, Line*> ends_;  // likewise
   std::map<std::pair<Tick, uint64_t>, Waiter*> timeouts_;
-  uint64_t numbers_ = 0;  // given to waiters and lines
+  uint64_t numbers_ = 0;   // given to waiters and lines
+  uint64_t searches_ = 0;  // for deadlocks
 };
 
 }  // namespace turnstile

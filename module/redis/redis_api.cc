@@ -57,6 +57,12 @@ bool InitRedisApi(RedisModuleCtx* ctx, int module_version) {
   return true;
 }
 
+namespace {
+
+bool finds_clients_without_connection = false;
+
+}  // namespace
+
 Engine FindEngine(RedisModuleCtx* ctx) {
   Engine engine{.name = std::string(kRedis)};
   if (RedisModule_GetServerVersion == nullptr || RedisModule_GetServerInfo == nullptr) {
@@ -76,6 +82,7 @@ Engine FindEngine(RedisModuleCtx* ctx) {
     engine.name = name;
   }
   RedisModule_FreeServerInfo(ctx, info);
+  finds_clients_without_connection = engine.name == kValkey && engine.version >= Version(9, 0);
   return engine;
 }
 
@@ -141,6 +148,15 @@ namespace {
 
 int without_connection = 0;
 
+// Whether a module calls us on behalf of nobody. Only for Valkey 9 and later: older servers crash
+// when they are asked for the name of a user who is not there.
+bool IsNobody(RedisModuleCtx* ctx) {
+  RedisModuleString* user = RedisModule_GetCurrentUserName(ctx);
+  if (user == nullptr) return true;
+  RedisModule_FreeString(ctx, user);
+  return false;
+}
+
 }  // namespace
 
 NoConnection::NoConnection() { ++without_connection; }
@@ -160,6 +176,7 @@ std::optional<uint64_t> ConnectionOf(RedisModuleCtx* ctx) {
   // On most servers the id of a client without connection cannot be looked up; on Valkey 9 it can.
   const uint64_t id = RedisModule_GetClientId(ctx);
   if (RedisModule_GetClientInfoById(nullptr, id) != REDISMODULE_OK) return std::nullopt;
+  if (finds_clients_without_connection && IsNobody(ctx)) return std::nullopt;
   return id;
 }
 

@@ -1,0 +1,232 @@
+// What one client's waiting can and cannot do to others, and who may wait at all.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "support/eventually.h"
+#include "support/lock_test.h"
+#include "support/waiting.h"
+
+namespace turnstile::testing {
+namespace {
+
+using Owners = std::vector<std::string>;
+
+class WaitingLimitsTest : public SharedWaitingTest<WaitingLimitsTest> {
+ protected:
+  void Release(std::string_view key, std::string_view owner) {
+    EXPECT_EQ(client_.Do("LOCK.RELEASE", key, owner), Reply::Int(1));
+  }
+};
+
+// --- Order ------------------------------------------------------------------------------------
+
+// Two lines wake in the same moment: who came first is served first, whatever the lines' names.
+TEST_F(WaitingLimitsTest, TokensFollowArrivalOverAllLinesThatWakeTogether) {
+  for (const auto& [first, second] : {std::pair("x", "y"), {"y", "x"}}) {
+    StartAfresh();
+    MustObtain(client_, Acquiring(second, "bob", {"ALSO", "1", first}));
+    Waiter carol = Waiter::Asking(server(), Acquiring(first, "carol", {"SHARED", "WAIT", "60000"}));
+    Waiter alice = Waiter::Asking(
+        server(), Acquiring(second, "alice", {"SHARED", "WAIT", "60000", "ALSO", "1", first}));
+    MustObtain(client_, Acquiring(first, "bob", {"SHARED", "ALSO", "1", second}));
+    const int64_t earlier = carol.Read().integer;
+    EXPECT_GT(earlier, 0);
+    EXPECT_GT(alice.Read().integer, earlier);
+  }
+}
+
+// Between the release and the hand-over a newcomer must not be served before those who wait, even
+// if it is compatible with them.
+TEST_F(WaitingLimitsTest, ANewcomerIsNotServedBeforeAHandOver) {
+  for (const Command& mode : Commands{{"SHARED"}, {"LIMIT", "5"}}) {
+    StartAfresh();
+    MustAcquire(client_, "job", "alice");
+    Command waits = mode;
+    waits.insert(waits.end(), {"WAIT", "60000"});
+    Waiter bob = Waiter::Asking(server(), Acquiring("job", "bob", waits));
+    RawConnection newcomer = server().ConnectRaw();
+    const std::vector<Reply> replies =
+        DoAtOnce(newcomer, {{"LOCK.RELEASE", "job", "alice"}, Acquiring("job", "carol", mode)});
+    EXPECT_EQ(replies[1], Reply::Nil());
+    EXPECT_TRUE(bob.Read().IsInteger());
+    EXPECT_TRUE(client_.Do(Acquiring("job", "carol", mode)).IsInteger());
+  }
+}
+
+// So much work that it is done over several passes of the event loop.
+TEST_F(WaitingLimitsTest, AHandOverInPartsKeepsTheOrder) {
+  constexpr size_t kWaiters = 100;
+  Command options = {"SHARED", "WAIT", "60000", "ALSO", "60"};
+  for (int i = 0; i < 60; i++) options.push_back("k" + std::to_string(i));
+  MustAcquire(client_, "job", "alice");
+  std::vector<RawConnection> waiters;
+  for (size_t i = 0; i < kWaiters; i++) {
+    waiters.push_back(server().ConnectRaw());
+    waiters.back().SendCommand(Acquiring("job", "owner-" + std::to_string(i), options));
+    ASSERT_TRUE(Eventually([&] { return WaitersNow(client_) == std::to_string(i + 1); }));
+  }
+  Release("job", "alice");
+  int64_t last = 0;
+  for (RawConnection& waiter : waiters) {
+    const Reply token = waiter.ReadReply();
+    ASSERT_TRUE(token.IsInteger()) << token;
+    EXPECT_GT(token.integer, last);
+    last = token.integer;
+  }
+  EXPECT_EQ(WaitersNow(client_), "0");
+}
+
+// One of a set's many waiters goes: nobody else is disturbed, and nobody is forgotten.
+TEST_F(WaitingLimitsTest, OneOfManyWaitersLeaves) {
+  MustAcquire(client_, "a", "alice");
+  MustAcquire(client_, "b", "bea");
+  Waiter bob = Waiter::Asking(
+      server(), Acquiring("a", "bob", {"SHARED", "WAIT", "60000", "ALSO", "2", "b", "c"}));
+  Waiter carol = Waiter::Asking(
+      server(), Acquiring("a", "carol", {"SHARED", "WAIT", "60000", "ALSO", "2", "b", "c"}));
+  Waiter dave(server(), "c", "dave");  // behind both, for a lock that nobody holds
+  EXPECT_EQ(client_.Do("CLIENT", "KILL", "ID", bob.id()), Reply::Int(1));
+  AwaitGone(client_, bob.id());
+  EXPECT_EQ(LineOf(client_, "c"), (Owners{"carol", "dave"}));
+  Release("a", "alice");
+  EXPECT_FALSE(carol.HasReply());
+  Release("b", "bea");
+  EXPECT_TRUE(carol.Read().IsInteger());
+  EXPECT_FALSE(dave.HasReply());
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "a", "carol", "ALSO", 2, "b", "c"), Reply::Int(3));
+  EXPECT_TRUE(dave.Read().IsInteger());
+}
+
+// --- Who may wait -----------------------------------------------------------------------------
+
+TEST_F(WaitingLimitsTest, WaitersOfOneUserAreLimited) {
+  const auto set_limit = [&](int64_t limit) {
+    EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.max-waiters-per-user", limit), Reply::Ok());
+  };
+  const Command rights = {"on", "nopass", "~*", "+@all"};
+  Client as_user = server().ConnectAs("greedy", rights);
+  set_limit(2);
+  MustAcquire(client_, "job", "alice");
+  auto bob = std::make_unique<Waiter>(server(), Command{"AUTH", "greedy", "x"});
+  bob->Wait("job", "bob");
+  Waiter carol(server(), {"AUTH", "greedy", "x"});
+  carol.Wait("job", "carol");
+  EXPECT_EQ(as_user.Do(AcquireWaiting("job", "dave")),
+            Reply::Error("WAITLIMIT 2 clients of this user wait on this server already, which is "
+                         "turnstile.max-waiters-per-user: try again later"));
+  // A newer call of the same owner takes over the place, so it is none more; and other users wait.
+  Waiter again(server(), {"AUTH", "greedy", "x"});
+  again.Wait("job", "bob");
+  EXPECT_TRUE(bob->Read().IsError("UNBLOCKED "));
+  Waiter other(server(), "job", "other");
+  EXPECT_TRUE(as_user.Do(AcquireWaiting("job", "dave")).IsError("WAITLIMIT "));
+  // One that leaves makes room.
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "carol"), Reply::Int(1));
+  EXPECT_TRUE(carol.Read().IsError("UNBLOCKED "));
+  Waiter dave(server(), {"AUTH", "greedy", "x"});
+  dave.Wait("job", "dave");
+  set_limit(0);
+  Waiter erin(server(), {"AUTH", "greedy", "x"});
+  erin.Wait("job", "erin");
+  EXPECT_EQ(LineOf(client_, "job"), (Owners{"bob", "other", "dave", "erin"}));
+}
+
+// Some servers do not block a RESP3 client that has subscriptions. There it is told; elsewhere it
+// waits like any other.
+TEST_F(WaitingLimitsTest, ASubscribedResp3Client) {
+  MustAcquire(client_, "job", "alice");
+  RawConnection subscriber = server().ConnectRaw();
+  subscriber.Hello(3);
+  subscriber.SendCommand({"SUBSCRIBE", "news"});
+  subscriber.ReadReply();
+  const Reply reply = subscriber.Do(AcquireWaiting("job", "bob", {.wait_ms = 50}));
+  if (!reply.IsNil()) {
+    EXPECT_TRUE(reply.IsError("ERR this server does not let a connection wait that has ")) << reply;
+  }
+  EXPECT_EQ(WaitersNow(client_), "0");
+  Release("job", "alice");
+  EXPECT_TRUE(subscriber.Do(AcquireWaiting("job", "bob")).IsInteger()) << "it need not wait";
+}
+
+// Another module calls on behalf of nobody, and lets the call block if the server knows how.
+TEST(NobodyWaitsTest, GetsOneTry) {
+  Server server({.args = {"--loadmodule", TURNSTILE_FORWARDER_MODULE}});
+  Client client = server.Connect();
+  MustAcquire(client, "job", "alice");
+  const Reply reply =
+      client.Do("FORWARD.WAITING", "LOCK.ACQUIRE", "job", "bob", "PX", kMinute, "WAIT", kMinute);
+  EXPECT_TRUE(reply.IsNil() || reply == Reply::Error("ERR no reply")) << reply;
+  EXPECT_EQ(WaitersNow(client), "0");
+  const Reply session =
+      client.Do("FORWARD.WAITING", "LOCK.ACQUIRE", "other", "bob", "PX", kMinute, "SESSION");
+  EXPECT_TRUE(session.IsError("ERR ")) << session;
+  EXPECT_EQ(client.Do("PING"), Reply::Status("PONG"));
+  EXPECT_EQ(server.CrashReport(), "");
+}
+
+// --- Memory -----------------------------------------------------------------------------------
+
+// What counts is the memory at the time of the grant, not at that of the last command.
+TEST(WaitingMemoryTest, AGrantIsRefusedIfAndOnlyIfMemoryIsFullNow) {
+  Server server;
+  Client client = server.Connect();
+  const auto set_maxmemory = [&](int64_t bytes) {
+    EXPECT_EQ(client.Do("CONFIG", "SET", "maxmemory", bytes), Reply::Ok());
+  };
+  MustAcquire(client, "job", "alice", 500);
+  Waiter bob(server, "job", "bob");
+  set_maxmemory(1);
+  EXPECT_TRUE(bob.Read().IsError("OOM "));
+
+  set_maxmemory(0);
+  MustAcquire(client, "job", "alice", 500);
+  Waiter carol(server, "job", "carol");
+  set_maxmemory(1);
+  EXPECT_TRUE(client.Do("SET", "x", "1").IsError("OOM "));
+  set_maxmemory(0);
+  EXPECT_TRUE(carol.Read().IsInteger());
+}
+
+// --- Keys of others ---------------------------------------------------------------------------
+
+// While locks are held and waited for, other keys keep the age and the frequency that they were
+// restored with.
+TEST(OtherKeysTest, RestoredKeysKeepTheirAge) {
+  Server server;
+  Client client = server.Connect();
+  MustAcquire(client, "job", "alice");
+  Waiter bob(server, "job", "bob");
+  client.Do("SET", "x", "value");
+  const std::string payload = client.Do("DUMP", "x").text;
+  EXPECT_EQ(client.Do("RESTORE", "old", 0, payload, "IDLETIME", 1000), Reply::Ok());
+  client.Do("PING");
+  EXPECT_GE(client.Do("OBJECT", "IDLETIME", "old").integer, 1000);
+  client.Do("CONFIG", "SET", "maxmemory-policy", "allkeys-lfu");
+  EXPECT_EQ(client.Do("RESTORE", "often", 0, payload, "FREQ", 200), Reply::Ok());
+  client.Do("PING");
+  EXPECT_EQ(client.Do("OBJECT", "FREQ", "often"), Reply::Int(200));
+}
+
+// What a script does to one key again and again is looked at once.
+TEST(OtherKeysTest, ALongNameIsKeptOnce) {
+  Server server;
+  Client client = server.Connect();
+  MustAcquire(client, "job", "alice");
+  const std::string name(1024 * 1024, 'n');
+  MustAcquire(client, name, "alice");
+  const int64_t end = EndOf(client, name);
+  EXPECT_EQ(
+      client.Do("EVAL", "for i = 1, 300 do redis.call('PEXPIRE', KEYS[1], 5000 + i) end", 1, name),
+      Reply::Nil());
+  EXPECT_EQ(EndOf(client, name), end) << "the lease decides";
+  const int64_t peak = std::stoll(InfoField(client, "memory", "used_memory_peak"));
+  EXPECT_LT(peak, int64_t{100} * 1024 * 1024);
+}
+
+}  // namespace
+}  // namespace turnstile::testing

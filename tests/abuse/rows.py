@@ -1,0 +1,339 @@
+"""What one client with the right to lock can make the server do: one row for each scenario.
+
+A row's function gets a server and n, builds up the state, and yields what the action cost, once or
+as often as the state allows to repeat it.
+"""
+
+import dataclasses
+import time
+import typing
+
+from server import Cost, Server, TooSlow
+
+LINES = 65  # of a request with the most keys: one and 64 by ALSO
+LEASE = ("PX", 3_600_000)
+WAIT = ("WAIT", 600_000)
+SOME_CALLS = 20
+
+
+@dataclasses.dataclass
+class Row:
+    name: str
+    title: str
+    run: typing.Callable
+    small: tuple  # n, 2n and 4n in CI
+    full: tuple
+    goal_ms: float | None = None  # for one call, at every n up to `goal_at`
+    goal_at: int = 0
+    growth: float = 2.6  # from one n to the next, at most
+    stall_goal_ms: float | None = None
+    memory_goal_mb: float | None = None  # beyond what the server needs without the module
+    instructions: bool = False  # counted rather than timed, where valgrind is installed
+    connections: bool = False  # n of them
+
+
+def also(keys):
+    return ("ALSO", len(keys), *keys)
+
+
+def same_keys(_waiter):
+    return [f"k{line}" for line in range(1, LINES)]
+
+
+def own_keys(waiter):
+    return [f"k{waiter}:{line}" for line in range(1, LINES)]
+
+
+def allow_holders(server, n):
+    if n > 10_000 and server.has_setting("turnstile.max-holders"):
+        server.ask("CONFIG", "SET", "turnstile.max-holders", n)
+
+
+def hold(server, key, n, *mode):
+    """n holders of one lock."""
+    allow_holders(server, n)
+    server.do_all(("LOCK.ACQUIRE", key, f"holder{i}", *LEASE, *mode) for i in range(n))
+
+
+def wait(server, n, keys, *mode, wait_ms=600_000):
+    """n connections that wait for `a` and, each, for keys(i)."""
+    server.ask("LOCK.ACQUIRE", "a", "owner", *LEASE)
+    waiters = [server.connect() for _ in range(n)]
+    with server.frozen():  # they come in one moment, and so end in one moment
+        for i, waiter in enumerate(waiters):
+            waiter.send("LOCK.ACQUIRE", "a", f"waiter{i}", *LEASE, *mode, "WAIT", wait_ms,
+                        *also(keys(i)))
+    end = time.monotonic() + wait_ms / 1000
+    server.wait_for(lambda: server.waiting() == n or time.monotonic() > end)
+    return waiters
+
+
+def a_while_s(server, n):
+    """Enough for n requests to arrive."""
+    return (0.3 + n / 2000) * server.patience
+
+
+def must_be_before(end):
+    if time.monotonic() >= end:
+        raise TooSlow
+
+
+def one_leaves(server: Server, n):
+    waiters = wait(server, n, same_keys, "SHARED")
+    for i in range(n // 4):
+        with server.measure() as cost:
+            waiters[i].close()
+            server.wait_until_waiting(n - 1 - i)
+        yield cost
+
+
+def touch_after_others_ended(server: Server, n):
+    allow_holders(server, n + 1)
+    server.ask("LOCK.ACQUIRE", "a", "owner", *LEASE, "SHARED")
+    lease_s = a_while_s(server, n // 5)
+    end = time.monotonic() + lease_s
+    server.do_all(("LOCK.ACQUIRE", "a", f"short{i}", "PX", int(lease_s * 1000), "SHARED")
+                  for i in range(n))
+    with server.measure() as cost:
+        must_be_before(end)
+        time.sleep(lease_s)
+        assert server.ask("LOCK.TOUCH", "a", "owner", *LEASE) == 1
+    yield cost
+
+
+def exclusive_behind_readers(server: Server, n):
+    hold(server, "a", n, "SHARED")
+    while True:
+        with server.measure(SOME_CALLS) as cost:
+            for _ in range(SOME_CALLS):
+                server.ask("LOCK.ACQUIRE", "a", "writer", *LEASE, "WAIT", 1)
+        yield cost
+
+
+def deadlock_search(server: Server, n):
+    hold(server, "a", 5 * n, "SHARED")
+    waiters = []
+    for i in range(n):
+        waiters.append(server.connect())
+        # Each has what somebody could wait for.
+        waiters[-1].send("LOCK.ACQUIRE", f"of{i}", f"waiter{i}", *LEASE)
+        waiters[-1].send("LOCK.ACQUIRE", "a", f"waiter{i}", *LEASE, *WAIT)
+    server.wait_until_waiting(n)
+    server.ask("LOCK.ACQUIRE", "b", "seeker", *LEASE)
+    waiters.append(server.connect())
+    waiters[-1].send("LOCK.ACQUIRE", "b", "other", *LEASE, *WAIT)
+    server.wait_until_waiting(n + 1)
+    while True:
+        with server.measure(SOME_CALLS) as cost:
+            for _ in range(SOME_CALLS):
+                server.ask("LOCK.ACQUIRE", "a", "seeker", *LEASE, "WAIT", 1)
+        yield cost
+
+
+def info_of_many_holders(server: Server, n):
+    hold(server, "a", n, "SHARED")
+    while True:
+        with server.measure(SOME_CALLS) as cost:
+            for _ in range(SOME_CALLS):
+                server.control.send("LOCK.INFO", "a")
+                server.control.raw_replies()
+        yield cost
+
+
+def top_without_rights(server: Server, n):
+    server.ask("ACL", "SETUSER", "stranger", "on", "nopass", "~none:*", "+@all")
+    waiters = wait(server, n, own_keys)
+    stranger = server.connect("stranger")
+    while waiters:
+        with server.measure(5) as cost:
+            for _ in range(5):
+                stranger.ask("LOCK.TOP", 10)
+        yield cost
+
+
+def touch_below_limit(server: Server, n):
+    hold(server, "a", n, "LIMIT", 100_000)
+    calls = 2000
+    while True:
+        with server.measure(calls) as cost:
+            # All of them, and not in the order in which they came.
+            server.do_all(("LOCK.TOUCH", "a", f"holder{i * 7919 % n}", *LEASE)
+                           for i in range(calls))
+        yield cost
+
+
+def session_closes(server: Server, n):
+    session = server.connect()
+    session.do_all(("LOCK.ACQUIRE", f"s{i}", "owner", *LEASE, "SESSION") for i in range(n))
+    with server.measure_stalls(lambda: server.ask("DBSIZE") == 0) as cost:
+        session.close()
+    yield cost
+
+
+def time_out_together(server: Server, n):
+    wait_s = a_while_s(server, n)
+    end = time.monotonic() + wait_s  # of the first, or later
+    waiters = wait(server, n, same_keys, "SHARED", wait_ms=int(wait_s * 1000))
+    with server.measure_stalls(lambda: server.waiting() == 0) as cost:
+        with server.frozen():
+            must_be_before(end)
+            time.sleep(wait_s + 0.05)
+    for waiter in waiters:
+        assert waiter.read() is None
+    yield cost
+
+
+def readers_enter(server: Server, n):
+    waiters = wait(server, n, same_keys, "SHARED")
+    with server.measure_stalls(lambda: server.waiting() == 0) as cost:
+        server.ask("LOCK.RELEASE", "a", "owner")
+    for waiter in waiters:
+        assert waiter.read() > 0
+    yield cost
+
+
+def all_leave(server: Server, n):
+    waiters = wait(server, n, same_keys, "SHARED")
+    with server.measure_stalls(lambda: server.waiting() == 0) as cost:
+        with server.frozen():
+            for waiter in waiters:
+                waiter.close()
+    yield cost
+
+
+def half_leave(server: Server, n):
+    waiters = wait(server, n, same_keys, "SHARED")
+    with server.measure_stalls(lambda: server.waiting() == n - n // 2) as cost:
+        with server.frozen():
+            for waiter in waiters[:n // 2 * 2:2]:
+                waiter.close()
+    yield cost
+
+
+def more_join(server: Server, n):
+    waiters = wait(server, n, same_keys, "SHARED")
+    for round in range(5):
+        newcomers = [server.connect() for _ in range(10)]
+        for i, newcomer in enumerate(newcomers):
+            # Somebody could wait for each.
+            newcomer.ask("LOCK.ACQUIRE", f"of{round}:{i}", f"late{round}:{i}", *LEASE)
+        waiters += newcomers
+        with server.measure(len(newcomers)) as cost:
+            for i, newcomer in enumerate(newcomers):
+                newcomer.send("LOCK.ACQUIRE", "a", f"late{round}:{i}", *LEASE, *WAIT,
+                              *also(same_keys(0)))
+            server.wait_until_waiting(len(waiters))
+        yield cost
+
+
+def leases_end_together(server: Server, n):
+    server.do_all(("LOCK.ACQUIRE", f"a{i}", "holder", *LEASE) for i in range(n))
+    waiters = [server.connect() for _ in range(n)]
+    for i, waiter in enumerate(waiters):
+        waiter.send("LOCK.ACQUIRE", f"a{i}", "waiter", *LEASE, *WAIT)
+    server.wait_until_waiting(n)
+    lease_s = a_while_s(server, n // 10)
+    end = time.monotonic() + lease_s
+    server.do_all(("LOCK.TOUCH", f"a{i}", "holder", "PX", int(lease_s * 1000)) for i in range(n))
+    with server.measure_stalls(lambda: server.waiting() == 0) as cost:
+        with server.frozen():
+            must_be_before(end)
+            time.sleep(lease_s + 0.05)
+    for waiter in waiters:
+        assert waiter.read() > 0
+    yield cost
+
+
+EXPIRES = "for i = 1, ARGV[1] do redis.call('PEXPIRE', KEYS[1], 3600000 + i) end"
+
+
+def many_expires(server: Server, n, waiter=False):
+    key = b"k" * 1_000_000
+    with server.without_module() as bare:
+        bare.ask("SET", key, "value")
+        with bare.measure() as without:
+            bare.ask("EVAL", EXPIRES, 1, key, n)
+    server.ask("LOCK.ACQUIRE", key, "owner", *LEASE)
+    if waiter:
+        waiter = server.connect()
+        waiter.send("LOCK.ACQUIRE", key, "waiter", *LEASE, *WAIT)
+        server.wait_until_waiting(1)
+    with server.measure() as cost:
+        server.ask("EVAL", EXPIRES, 1, key, n)
+    cost.spent = max(0, cost.spent - without.spent)
+    cost.memory = max(0, cost.memory - without.memory)
+    yield cost
+
+
+def many_expires_while_one_waits(server: Server, n):
+    yield from many_expires(server, n, waiter=True)
+
+
+def others_can_wait(server: Server, n):
+    """n waiters are one user's share of 2n."""
+    cost = Cost()
+    if not server.has_setting("turnstile.max-waiters-per-user"):
+        cost.wrong = "no turnstile.max-waiters-per-user"
+    else:
+        server.ask("CONFIG", "SET", "turnstile.max-waiters-per-user", n)
+    server.ask("CONFIG", "SET", "turnstile.max-waiters", 2 * n)
+    for user in ("greedy", "modest"):
+        server.ask("ACL", "SETUSER", user, "on", "nopass", "~*", "+@all")
+    server.ask("LOCK.ACQUIRE", "a", "owner", *LEASE)
+    crowd = [server.connect("greedy") for _ in range(2 * n + 1)]
+    for i, waiter in enumerate(crowd):
+        waiter.send("LOCK.ACQUIRE", "a", f"greedy{i}", *LEASE, *WAIT)
+        waiter.send("PING")
+    modest = server.connect("modest")
+    # Refused ones are answered at once.
+    server.settle()
+    before = server.waiting()
+    modest.send("LOCK.ACQUIRE", "b", "owner", *LEASE)
+    modest.read()
+    with server.measure() as cost_of_waiting:
+        modest.send("LOCK.ACQUIRE", "a", "modest", *LEASE, *WAIT)
+    cost.spent = cost_of_waiting.spent
+    if not cost.wrong and before != n:
+        cost.wrong = f"{before} of one user wait, not {n}"
+    elif not cost.wrong and server.waiting() != before + 1:
+        cost.wrong = "another user cannot wait"
+    yield cost
+
+
+ROWS = [
+    Row("1", "one of n that wait in 65 lines closes", one_leaves,
+        (100, 200, 400), (400, 800, 1600), goal_ms=50, goal_at=400, connections=True),
+    # One less than the most holders that there can be.
+    Row("2", "n shared holds have ended: one TOUCH", touch_after_others_ended,
+        (2499, 4999, 9999), (24_999, 49_999, 99_999), goal_ms=20, goal_at=99_999),
+    Row("3", "n shared holders: an exclusive WAIT 1", exclusive_behind_readers,
+        (2500, 5000, 10_000), (25_000, 50_000, 100_000), goal_ms=3, goal_at=10_000),
+    Row("4", "5n holders, n waiters: a search for deadlocks", deadlock_search,
+        (125, 250, 500), (500, 1000, 2000), goal_ms=20, goal_at=2000, connections=True),
+    Row("5", "n holders: LOCK.INFO", info_of_many_holders,
+        (2500, 5000, 10_000), (25_000, 50_000, 100_000), growth=1.5),
+    Row("6", "n wait in 65 lines of their own: LOCK.TOP by a stranger", top_without_rights,
+        (250, 500, 1000), (1250, 2500, 5000), goal_ms=20, goal_at=5000, connections=True),
+    Row("7", "n holders below a LIMIT: TOUCH", touch_below_limit,
+        (100, 10_000), (100, 10_000), growth=1.5, instructions=True),
+    Row("8", "a session of n holds closes", session_closes,
+        (20_000, 40_000, 80_000), (100_000, 200_000, 400_000), stall_goal_ms=20),
+    Row("9", "n PEXPIREs of a name of 1 MB in a script", many_expires,
+        (50, 100, 200), (500, 1000, 2000), memory_goal_mb=16),
+    Row("9b", "the same while somebody waits", many_expires_while_one_waits,
+        (50, 100, 200), (500, 1000, 2000), memory_goal_mb=16),
+    Row("10", "n waiters of one user: another can wait", others_can_wait,
+        (100,), (2500,), connections=True),
+    Row("11", "n that wait in 65 lines time out together", time_out_together,
+        (250, 500, 1000), (1250, 2500, 5000), stall_goal_ms=20, connections=True),
+    Row("12", "n readers in 65 lines are let in", readers_enter,
+        (200, 400, 800), (1250, 2500, 5000), stall_goal_ms=20, connections=True),
+    Row("13", "all n that wait in 65 lines close", all_leave,
+        (200, 400, 800), (1250, 2500, 5000), stall_goal_ms=20, connections=True),
+    Row("13b", "every other of n that wait in 65 lines closes", half_leave,
+        (50, 100, 200), (1250, 2500, 5000), stall_goal_ms=20, connections=True),
+    Row("14", "n wait in 65 lines: one more joins", more_join,
+        (250, 500, 1000), (1250, 2500, 5000), goal_ms=20, goal_at=5000, connections=True),
+    Row("15", "n leases end together, and somebody waits for each", leases_end_together,
+        (250, 500, 1000), (1250, 2500, 5000), stall_goal_ms=20, connections=True),
+]

@@ -134,16 +134,16 @@ def number(info, name):
 def rates(before, now, seconds):
     """What happened a second between two INFOs, and which share of it was contended. None if that
     cannot be known: a counter that fell means that the server started anew."""
-    names = ("acquired", "refused", "waited", "acquired_at_once")
+    names = ("acquired", "rejected", "waits", "acquired_immediately")
     diff = {}
     for name in names:
         old, new = number(before or {}, name), number(now, name)
         if old is None or new is None or new < old or seconds <= 0:
             return None
         diff[name] = new - old
-    contended = diff["refused"] + diff["waited"]
-    asked = contended + diff["acquired_at_once"]
-    return (diff["acquired"] / seconds, diff["refused"] / seconds, 100 * contended / asked if asked else 0)
+    contended = diff["rejected"] + diff["waits"]
+    asked = contended + diff["acquired_immediately"]
+    return (diff["acquired"] / seconds, diff["rejected"] / seconds, 100 * contended / asked if asked else 0)
 
 
 # How to sort: the field, its name on the screen, and whether the largest comes first.
@@ -233,12 +233,12 @@ def header(address, info, before, seconds):
     engine = next((name for name in ("valkey", "redict") if f"{name}_version" in info), "redis")
     role = {"master": "primary", "slave": "replica"}.get(info.get("role"), "?")
     first = [("locktop", address), (engine, f"{info.get(engine + '_version', '?')} {role}")]
-    state = [("locks", number(info, "locks_held")), ("waiters", number(info, "waiters"))]
+    state = [("locks", number(info, "locks")), ("waiters", number(info, "waiters"))]
     rate = rates(before, info, seconds)
     if rate:
         state += [("acquired/s", f"{rate[0]:.1f}"), ("refused/s", f"{rate[1]:.1f}"), ("contention", f"{rate[2]:.0f}%")]
     else:
-        state += [("acquired", number(info, "acquired")), ("refused", number(info, "refused")),
+        state += [("acquired", number(info, "acquired")), ("refused", number(info, "rejected")),
                   ("contention", info.get("turnstile_contention_percent", "-") + "%")]
     past = [("p99 wait", duration(number(info, "wait_p99_ms"))), ("hold", duration(number(info, "hold_p99_ms")))]
     past += [(name, number(info, name)) for name in ("expired", "evicted", "forced")]

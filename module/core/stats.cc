@@ -24,8 +24,8 @@ Millis Histogram::AtMost(double share) const {
 }
 
 double Stats::Contention() const {
-  const auto contended = static_cast<double>(refused + waited + deadlocks + wait_limited);
-  const double all = contended + static_cast<double>(acquired_at_once);
+  const auto contended = static_cast<double>(rejected + waits + deadlocks + rejected_wait_limit);
+  const double all = contended + static_cast<double>(acquired_immediately);
   return all > 0 ? contended / all : 0;
 }
 

@@ -60,34 +60,34 @@ class Histogram {
   uint64_t longest_ = 0;
 };
 
-// Since the server started, or since they were reset. What is asked for is counted by requests,
-// what is given up or lost by locks.
+// Since the server started, or since they were reset. Requests are counted once, however many locks
+// they name; leases that are set, and holds that are given up or lost, are counted one by one.
 struct Stats {
-  uint64_t acquired_at_once = 0;  // granted to somebody who did not hold the lock
-  uint64_t handed_over = 0;       // granted to somebody who had waited
-  uint64_t asked_again = 0;       // by a holder, and granted
-  uint64_t refused = 0;           // answered null at once
-  uint64_t waited = 0;            // began to wait
-  uint64_t timed_out = 0;         // waited in vain
-  uint64_t waits_cancelled = 0;   // by a LOCK.RELEASE of their owners
-  uint64_t deadlocks = 0;         // refused, because the wait would have closed a cycle
-  uint64_t wait_limited = 0;      // refused, because too many waited
-  uint64_t released = 0;          // by their owners
-  uint64_t stale_releases = 0;    // answered 0
-  uint64_t touched = 0;
-  uint64_t stale_touches = 0;   // answered 0
-  uint64_t expired = 0;         // their leases ran out
-  uint64_t evicted = 0;         // the server needed their memory
-  uint64_t forced = 0;          // somebody removed or replaced the key
-  uint64_t sessions_ended = 0;  // their connections closed
-  uint64_t undelivered = 0;     // grants taken back, because the client was gone
-  uint64_t fenced_passed = 0;   // commands after THEN that were run,
-  uint64_t fenced_refused = 0;  // and that were not
-  Histogram waits;              // of those who were served or timed out
-  Histogram holds;
+  uint64_t acquired_immediately = 0;  // granted under a new token, without a wait
+  uint64_t acquired_after_wait = 0;   // granted under a new token to a client that waited
+  uint64_t reacquired = 0;            // granted to an owner that held the lock already
+  uint64_t rejected = 0;              // answered null at once
+  uint64_t waits = 0;                 // requests that began to wait
+  uint64_t wait_timeouts = 0;         // waits that ran out
+  uint64_t waits_cancelled = 0;       // waits ended by a LOCK.RELEASE of their owner
+  uint64_t deadlocks = 0;             // rejected: the wait would have closed a cycle
+  uint64_t rejected_wait_limit = 0;   // rejected: too many clients waited
+  uint64_t released = 0;              // by their owners
+  uint64_t stale_releases = 0;        // answered 0
+  uint64_t touched = 0;               // leases that LOCK.TOUCH set
+  uint64_t stale_touches = 0;         // answered 0
+  uint64_t expired = 0;               // lost: the lease ran out
+  uint64_t evicted = 0;               // lost: the server needed the memory
+  uint64_t forced = 0;                // lost: the key was removed, renamed, replaced or flushed
+  uint64_t session_ended = 0;         // lost: the connection closed
+  uint64_t undelivered = 0;           // grants taken back, because the client was gone
+  uint64_t fence_passed = 0;          // commands after THEN that ran
+  uint64_t fence_rejected = 0;        // commands after THEN that did not
+  Histogram wait_times;               // of waits that were granted or timed out
+  Histogram hold_times;
 
-  // What share of the requests of those who did not hold the lock had to wait or was refused, for
-  // whatever reason that lies in others.
+  // The share of requests, by owners that did not hold the lock, that had to wait or were rejected
+  // because of others.
   double Contention() const;
 };
 

@@ -40,7 +40,7 @@ uint64_t& CounterFor(Loss how) {
     case Loss::kEvicted:
       return stats.evicted;
     case Loss::kSession:
-      return stats.sessions_ended;
+      return stats.session_ended;
     case Loss::kUndelivered:
       return stats.undelivered;
     case Loss::kExpired:
@@ -57,7 +57,7 @@ bool Decides(int flags) {
 
 // A hold that is over lasted as long as its lease at most.
 void CountHold(const Hold& hold, Instant now) {
-  TheStats().holds.Add(std::min(now, hold.end) - hold.since);
+  TheStats().hold_times.Add(std::min(now, hold.end) - hold.since);
 }
 
 }  // namespace

@@ -154,7 +154,7 @@ int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   const TokenClock& clock = Tokens().Issuing(now);
   const Admission admission = Decide(sites.get(), request, now, clock, Tokens().GraceAt(moment));
   if (admission.granted()) {
-    ++(admission.is_new() ? TheStats().acquired_at_once : TheStats().asked_again);
+    ++(admission.is_new() ? TheStats().acquired_immediately : TheStats().reacquired);
     for (size_t i = 0; i < keys.size(); ++i) {
       CarryOutGrant(ctx, keys[i], request, admission.token, moment, session, Carrier::kFact);
       waiters.OwnerWasTold(keys[i].lock_name(), request.owner);
@@ -162,7 +162,7 @@ int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   } else if (admission.busy() && request.wait > Millis{0} && MayBlock(ctx)) {
     return waiters.Park(ctx, keys, sites, request, session, now);
   } else if (admission.busy()) {
-    ++TheStats().refused;
+    ++TheStats().rejected;
   }
   return ReplyAcquired(ctx, admission);
 }
@@ -258,7 +258,7 @@ int HandleFence(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
     if (!request.token.has_value()) return ReplyToken(ctx, holds);
     const bool current = IsCurrent(place, *request.token, now);
     if (guarded.empty()) return ReplyFlag(ctx, current);
-    ++(current ? TheStats().fenced_passed : TheStats().fenced_refused);
+    ++(current ? TheStats().fence_passed : TheStats().fence_rejected);
     if (!current) return ReplyFenced(ctx, *request.token, holds);
   }
   return ReplyOf(ctx, Run(ctx, guarded));

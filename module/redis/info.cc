@@ -21,15 +21,15 @@ struct Counter {
 
 // docs/operations.md says what each means.
 constexpr Counter kCounters[] = {
-    {"acquired_at_once", &Stats::acquired_at_once},
-    {"handed_over", &Stats::handed_over},
-    {"asked_again", &Stats::asked_again},
-    {"refused", &Stats::refused},
-    {"waited", &Stats::waited},
-    {"timed_out", &Stats::timed_out},
+    {"acquired_immediately", &Stats::acquired_immediately},
+    {"acquired_after_wait", &Stats::acquired_after_wait},
+    {"reacquired", &Stats::reacquired},
+    {"rejected", &Stats::rejected},
+    {"waits", &Stats::waits},
+    {"wait_timeouts", &Stats::wait_timeouts},
     {"waits_cancelled", &Stats::waits_cancelled},
     {"deadlocks", &Stats::deadlocks},
-    {"wait_limited", &Stats::wait_limited},
+    {"rejected_wait_limit", &Stats::rejected_wait_limit},
     {"released", &Stats::released},
     {"stale_releases", &Stats::stale_releases},
     {"touched", &Stats::touched},
@@ -37,10 +37,10 @@ constexpr Counter kCounters[] = {
     {"expired", &Stats::expired},
     {"evicted", &Stats::evicted},
     {"forced", &Stats::forced},
-    {"sessions_ended", &Stats::sessions_ended},
+    {"session_ended", &Stats::session_ended},
     {"undelivered", &Stats::undelivered},
-    {"fenced_passed", &Stats::fenced_passed},
-    {"fenced_refused", &Stats::fenced_refused},
+    {"fence_passed", &Stats::fence_passed},
+    {"fence_rejected", &Stats::fence_rejected},
 };
 
 void AddPercentiles(RedisModuleInfoCtx* info, const std::string& what, const Histogram& took) {
@@ -58,12 +58,13 @@ void Info(RedisModuleInfoCtx* info, int for_crash_report) {
   const FineInstant now = WallNow();
 
   RedisModule_InfoAddSection(info, "state");
-  RedisModule_InfoAddFieldULongLong(info, "locks_held", Events().CountLocks());
+  RedisModule_InfoAddFieldULongLong(info, "locks", Events().CountLocks());
   RedisModule_InfoAddFieldULongLong(info, "waiters", TheWaiters().size());
   RedisModule_InfoAddFieldULongLong(info, "contended_locks", TheWaiters().lines());
 
   RedisModule_InfoAddSection(info, "counters");
-  RedisModule_InfoAddFieldULongLong(info, "acquired", stats.acquired_at_once + stats.handed_over);
+  RedisModule_InfoAddFieldULongLong(info, "acquired",
+                                    stats.acquired_immediately + stats.acquired_after_wait);
   for (const Counter& counter : kCounters) {
     RedisModule_InfoAddFieldULongLong(info, counter.name, stats.*counter.value);
   }
@@ -72,8 +73,8 @@ void Info(RedisModuleInfoCtx* info, int for_crash_report) {
   RedisModule_InfoAddFieldCString(info, "contention_percent", percent);
 
   RedisModule_InfoAddSection(info, "latencies");
-  AddPercentiles(info, "wait", stats.waits);
-  AddPercentiles(info, "hold", stats.holds);
+  AddPercentiles(info, "wait", stats.wait_times);
+  AddPercentiles(info, "hold", stats.hold_times);
 
   const TokenClock& clock = Tokens().clock();
   RedisModule_InfoAddSection(info, "clock");

@@ -78,11 +78,11 @@ std::optional<std::string> RefusalOfGrant(RedisModuleCtx* ctx, RedisModuleString
 }
 
 void CountWait(const WaitQueue::Waiter& waiter) {
-  TheStats().waits.Add(ToTick(SteadyNow()) - waiter.since());
+  TheStats().wait_times.Add(ToTick(SteadyNow()) - waiter.since());
 }
 
 void CountTimeOut(const WaitQueue::Waiter& waiter) {
-  ++TheStats().timed_out;
+  ++TheStats().wait_timeouts;
   CountWait(waiter);
 }
 
@@ -121,7 +121,7 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const Sites& sites,
                   const AcquireRequest& request, std::optional<uint64_t> session, FineInstant now) {
   RedisModuleString* user = RedisModule_GetCurrentUserName(ctx);
   if (user == nullptr) {  // A module calls on behalf of nobody, who cannot wait.
-    ++TheStats().refused;
+    ++TheStats().rejected;
     return RedisModule_ReplyWithNull(ctx);
   }
   auto parked =
@@ -135,7 +135,7 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const Sites& sites,
     const bool user_has_many = MaxWaitersPerUser() > 0 && of_user != waiting_by_user_.end() &&
                                of_user->second >= MaxWaitersPerUser();
     if (size() >= MaxWaiters() || user_has_many) {
-      ++TheStats().wait_limited;
+      ++TheStats().rejected_wait_limit;
       return user_has_many ? ReplyUserWaitLimit(ctx, MaxWaitersPerUser())
                            : ReplyWaitLimit(ctx, MaxWaiters());
     }
@@ -181,7 +181,7 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const Sites& sites,
   waits->client = client;
   RedisModule_SetDisconnectCallback(waits->client, OnDisconnect);
   parked_.emplace(waits->client, waits);
-  ++TheStats().waited;
+  ++TheStats().waits;
   return REDISMODULE_OK;
 }
 
@@ -368,7 +368,7 @@ size_t Waiters::TryGrant(RedisModuleCtx* ctx, Parked& parked, ClusterView& clust
     CarryOutGrant(ctx, keys[i], request, admission.token, moment, parked.session,
                   Carrier::kDeferred);
   }
-  ++TheStats().handed_over;
+  ++TheStats().acquired_after_wait;
   CountWait(parked);
   Send(parked, admission.token,
        request.mode == Mode::kExclusive ? WaitQueue::Left::kHoldsAlone : WaitQueue::Left::kGone);

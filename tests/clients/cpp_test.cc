@@ -400,7 +400,7 @@ TEST_F(CppClientTest, WaitsInLine) {
   auto start = Clock::now();
   EXPECT_THROW(Of({.wait = 700ms, .timeout = 200ms}).Acquire(), turnstile::NotAcquired);
   ExpectBetween(Since(start), 690ms, 700ms + kSlack);
-  EXPECT_EQ(server_.Info("waited"), 1);  // in one go
+  EXPECT_EQ(server_.Info("waits"), 1);  // in one go
   start = Clock::now();
   EXPECT_FALSE(Of({.wait = 700ms}).TryAcquire());
   ExpectBetween(Since(start), 0ms, kSlack);
@@ -418,7 +418,7 @@ TEST_F(CppClientTest, WaitsLongForAShortLease) {
   EXPECT_TRUE(server_.AwaitRenewals(7));  // two leases later
   hold.Check();
   hold.Release();
-  EXPECT_EQ(server_.Info("asked_again"), 1);
+  EXPECT_EQ(server_.Info("reacquired"), 1);
 }
 
 TEST_F(CppClientTest, WithAlwaysReleases) {
@@ -556,13 +556,13 @@ TEST_F(CppClientTest, LostReply) {
   for (const milliseconds wait : {0ms, 1000ms}) {
     server_.Do({"CONFIG", "RESETSTAT"});
     const auto acquired = server_.Info("acquired");
-    const auto again = server_.Info("asked_again");
+    const auto again = server_.Info("reacquired");
     const auto lost = proxy.lost();
     proxy.Lose("LOCK.ACQUIRE", 2);
     Hold hold = Lock(client, "k", {.wait = wait}).Acquire();
     EXPECT_EQ(proxy.lost(), lost + 2);
     EXPECT_EQ(server_.Info("acquired"), acquired + 1);
-    EXPECT_EQ(server_.Info("asked_again"), again + 2);
+    EXPECT_EQ(server_.Info("reacquired"), again + 2);
     EXPECT_EQ(server_.Fence("k"), hold.token());
     hold.Release();
     EXPECT_FALSE(server_.Exists("k"));
@@ -575,7 +575,7 @@ TEST_F(CppClientTest, ConnectionLostInLine) {
   for (int i = 1; i <= 2; ++i) {
     ASSERT_TRUE(server_.AwaitWaiters(1));
     server_.Do({"CLIENT", "KILL", "ID", server_.BlockedClient()});
-    ASSERT_TRUE(Await([&] { return server_.Info("waited") == i + 1; }));
+    ASSERT_TRUE(Await([&] { return server_.Info("waits") == i + 1; }));
   }
   server_.Do({"LOCK.RELEASE", "k", "other"});
   waiting.get().Release();
@@ -723,9 +723,9 @@ TEST_F(CppClientTest, ErrorsAreToldApart) {
   // even if it lost its connection, and so does not know what it has.
   waiting = Waiting(of("a", "y"));
   ASSERT_TRUE(server_.AwaitWaiters(1));
-  const auto waited = server_.Info("waited");
+  const auto waited = server_.Info("waits");
   server_.Do({"CLIENT", "KILL", "ID", server_.BlockedClient()});
-  ASSERT_TRUE(Await([&] { return server_.Info("waited") == waited + 1; }));
+  ASSERT_TRUE(Await([&] { return server_.Info("waits") == waited + 1; }));
   server_.Do({"CONFIG", "SET", "turnstile.max-waiters", "2"});
   std::future<Hold> newer = Waiting(of("a", "y"));
   EXPECT_THROW(waiting.get(), turnstile::Superseded);

@@ -326,7 +326,7 @@ describe('turnstile.mjs', { concurrency: 3 }, () => {
         const hasty = await connect(t, server.port, { timeout: 100 });
         const lock = hasty.lock(newKey(), { wait: 5_000 });
         const hold = await locks.lock(lock.key).acquire();
-        const waits = async () => Number(/turnstile_waited:(\d+)/.exec(await server.ask('INFO', 'turnstile'))[1]);
+        const waits = async () => Number(/turnstile_waits:(\d+)/.exec(await server.ask('INFO', 'turnstile'))[1]);
         const before = await waits();
         const waiter = lock.acquire();
         await server.waiting(lock.key);

@@ -392,7 +392,7 @@ TEST_F(EventsTest, RandomHistoriesMakeSense) {
   // What has ended when a database is flushed is told, but not counted.
   EXPECT_GE(counts["lost.expired"], counted("expired"));
   EXPECT_LE(counts["lost.expired"], counted("expired") + counts["lost.flushed"]);
-  EXPECT_EQ(counts["lost.session"], counted("sessions_ended"));
+  EXPECT_EQ(counts["lost.session"], counted("session_ended"));
   EXPECT_EQ(counts["lost.forced"] + counts["lost.flushed"], counted("forced"));
   EXPECT_EQ(counts["lost.undelivered"], counted("undelivered"));
   EXPECT_GT(counts["lost.expired"], 20);
@@ -582,7 +582,7 @@ TEST_F(ReplicaEventsTest, CountsNothing) {
         << field;
   }
   EXPECT_TRUE(Eventually([&] {  // what was flushed may be freed a moment later
-    return InfoField(pair_.replica(), "turnstile", "turnstile_locks_held") == "1";
+    return InfoField(pair_.replica(), "turnstile", "turnstile_locks") == "1";
   }));
   EXPECT_EQ(InfoField(pair_.primary(), "turnstile", "turnstile_forced"), "2");
 }

@@ -87,7 +87,7 @@ TEST_F(InfoTest, FourSections) {
 
 TEST_F(InfoTest, AcquiredAndReleased) {
   MustAcquire(client_, "job", "alice");
-  EXPECT_EQ(Counted(), (Figures{{"acquired", "1"}, {"acquired_at_once", "1"}}));
+  EXPECT_EQ(Counted(), (Figures{{"acquired", "1"}, {"acquired_immediately", "1"}}));
   MustAcquire(client_, "job", "alice");
   Do({"LOCK.TOUCH", "job", "alice", "PX", "60000"});
   Do({"LOCK.TOUCH", "job", "bob", "PX", "60000"});
@@ -95,8 +95,8 @@ TEST_F(InfoTest, AcquiredAndReleased) {
   Do({"LOCK.RELEASE", "job", "alice"});
   Do({"LOCK.RELEASE", "job", "alice"});
   EXPECT_EQ(Counted(), (Figures{{"acquired", "1"},
-                                {"acquired_at_once", "1"},
-                                {"asked_again", "1"},
+                                {"acquired_immediately", "1"},
+                                {"reacquired", "1"},
                                 {"touched", "1"},
                                 {"stale_touches", "1"},
                                 {"released", "1"},
@@ -108,7 +108,7 @@ TEST_F(InfoTest, RequestsAreCountedOnceAndLocksEach) {
   Do({"LOCK.TOUCH", "a", "me", "PX", "60000", "ALSO", "2", "b", "x"});
   Do({"LOCK.RELEASE", "a", "me", "ALSO", "3", "b", "x", "y"});
   EXPECT_EQ(Counted(), (Figures{{"acquired", "1"},
-                                {"acquired_at_once", "1"},
+                                {"acquired_immediately", "1"},
                                 {"touched", "2"},
                                 {"stale_touches", "1"},
                                 {"released", "2"},
@@ -119,20 +119,20 @@ TEST_F(InfoTest, RefusedWaitedTimedOut) {
   MustAcquire(client_, "job", "alice");
   Reset();
   EXPECT_TRUE(Do({"LOCK.ACQUIRE", "job", "bob", "PX", "60000"}).IsNil());
-  EXPECT_EQ(Counted(), (Figures{{"refused", "1"}, {"contention_percent", "100.00"}}));
+  EXPECT_EQ(Counted(), (Figures{{"rejected", "1"}, {"contention_percent", "100.00"}}));
   EXPECT_TRUE(Do(AcquireWaiting("job", "bob", {.wait_ms = 5})).IsNil());
-  EXPECT_EQ(Counted(), (Figures{{"refused", "1"},
-                                {"waited", "1"},
-                                {"timed_out", "1"},
+  EXPECT_EQ(Counted(), (Figures{{"rejected", "1"},
+                                {"waits", "1"},
+                                {"wait_timeouts", "1"},
                                 {"contention_percent", "100.00"}}));
   Waiter carol(server(), "job", "carol");
   Do({"LOCK.RELEASE", "job", "alice"});
   EXPECT_TRUE(carol.Read().IsInteger());
   EXPECT_EQ(Counted(), (Figures{{"acquired", "1"},
-                                {"handed_over", "1"},
-                                {"refused", "1"},
-                                {"waited", "2"},
-                                {"timed_out", "1"},
+                                {"acquired_after_wait", "1"},
+                                {"rejected", "1"},
+                                {"waits", "2"},
+                                {"wait_timeouts", "1"},
                                 {"released", "1"},
                                 {"contention_percent", "100.00"}}));
   for (int i = 0; i < 2; i++) MustAcquire(client_, "other:" + std::to_string(i), "alice");
@@ -141,7 +141,7 @@ TEST_F(InfoTest, RefusedWaitedTimedOut) {
   Waiter dave(server(), "job", "dave");
   Do({"CLIENT", "UNBLOCK", std::to_string(dave.id()), "TIMEOUT"});
   EXPECT_TRUE(dave.Read().IsNil());
-  EXPECT_EQ(Figure("timed_out"), "2");
+  EXPECT_EQ(Figure("wait_timeouts"), "2");
 }
 
 TEST_F(InfoTest, DeadlocksAndTheWaitLimit) {
@@ -150,11 +150,11 @@ TEST_F(InfoTest, DeadlocksAndTheWaitLimit) {
   Waiter alice(server(), "b", "alice");
   EXPECT_TRUE(Do(AcquireWaiting("a", "bob")).IsError("DEADLOCK"));
   EXPECT_EQ(Figure("deadlocks"), "1");
-  EXPECT_EQ(Figure("waited"), "1");
+  EXPECT_EQ(Figure("waits"), "1");
   EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.max-waiters", "1"}), Reply::Ok());
   EXPECT_TRUE(Do(AcquireWaiting("a", "carol")).IsError("WAITLIMIT"));
-  EXPECT_EQ(Figure("wait_limited"), "1");
-  EXPECT_EQ(Figure("waited"), "1");
+  EXPECT_EQ(Figure("rejected_wait_limit"), "1");
+  EXPECT_EQ(Figure("waits"), "1");
   EXPECT_EQ(Figure("contention_percent"), "60.00") << "3 of 5";
   EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.max-waiters", "5000"}), Reply::Ok());
 }
@@ -169,7 +169,7 @@ TEST_F(InfoTest, FencedCommands) {
   client_.Do("LOCK.FENCE", "job", token, "THEN", "SET", "x", "y");
   EXPECT_TRUE(client_.Do("LOCK.FENCE", "job", token, "THEN", "INCR", "x").IsError());
   EXPECT_TRUE(client_.Do("LOCK.FENCE", "job", 1, "THEN", "SET", "x", "y").IsError("FENCED"));
-  EXPECT_EQ(Counted(), (Figures{{"fenced_passed", "2"}, {"fenced_refused", "1"}}));
+  EXPECT_EQ(Counted(), (Figures{{"fence_passed", "2"}, {"fence_rejected", "1"}}));
 }
 
 TEST_F(InfoTest, ForcedAndFlushed) {
@@ -195,10 +195,10 @@ TEST_F(InfoTest, FlushedInOneOfTwoDatabases) {
   for (int i = 0; i < 3; i++) MustAcquire(client_, "job:" + std::to_string(i), "alice");
   MustAcquire(other, "job", "alice");
   Reset();
-  EXPECT_EQ(Figure("locks_held"), "4");
+  EXPECT_EQ(Figure("locks"), "4");
   other.Do("FLUSHDB");
   EXPECT_EQ(Figure("forced"), "1");
-  EXPECT_TRUE(Eventually([&] { return Figure("locks_held") == "3"; }));
+  EXPECT_TRUE(Eventually([&] { return Figure("locks") == "3"; }));
   Do({"FLUSHALL"});
   EXPECT_EQ(Figure("forced"), "4");
 }
@@ -224,7 +224,7 @@ TEST_F(InfoTest, Expired) {
   Reset();
   EXPECT_TRUE(Eventually([&] { return Figure("expired") == "3"; })) << Figure("expired");
   EXPECT_EQ(Counted(), (Figures{{"expired", "3"}}));
-  EXPECT_EQ(Figure("locks_held"), "0");
+  EXPECT_EQ(Figure("locks"), "0");
 }
 
 TEST_F(InfoTest, Sessions) {
@@ -233,9 +233,9 @@ TEST_F(InfoTest, Sessions) {
   MustObtain(holder, Acquiring("task", "alice", {"SESSION", "LINGER", "60000"}));
   Reset();
   holder.Close();
-  EXPECT_TRUE(Eventually([&] { return Figure("sessions_ended") == "2"; }));
+  EXPECT_TRUE(Eventually([&] { return Figure("session_ended") == "2"; }));
   Do({"DEL", "task"});
-  EXPECT_EQ(Counted(), (Figures{{"sessions_ended", "2"}})) << "and not forced, it was lost before";
+  EXPECT_EQ(Counted(), (Figures{{"session_ended", "2"}})) << "and not forced, it was lost before";
 }
 
 TEST_F(InfoTest, ARequestThatIsWrongCountsNothing) {
@@ -252,22 +252,22 @@ TEST_F(InfoTest, PlainLocks) {
   EXPECT_TRUE(Do({"LOCK.ACQUIRE", "job", "bob", "PX", "1000"}).IsNil());
   Do({"LOCK.TOUCH", "job", "alice", "PX", "1000"});
   Do({"LOCK.RELEASE", "job", "alice"});
-  EXPECT_EQ(Counted(), (Figures{{"refused", "1"},
+  EXPECT_EQ(Counted(), (Figures{{"rejected", "1"},
                                 {"touched", "1"},
                                 {"released", "1"},
                                 {"contention_percent", "100.00"}}));
-  EXPECT_EQ(Figure("locks_held"), "0") << "they are strings";
+  EXPECT_EQ(Figure("locks"), "0") << "they are strings";
 }
 
 // --- State ------------------------------------------------------------------------------------
 
 TEST_F(InfoTest, LocksWaitersAndLines) {
-  EXPECT_TRUE(Eventually([&] { return Figure("locks_held") == "0"; }));
+  EXPECT_TRUE(Eventually([&] { return Figure("locks") == "0"; }));
   MustAcquire(client_, "a", "alice");
   MustAcquire(client_, "b", "alice");
   MustObtain(client_, Acquiring("c", "x", {"SHARED"}));
   MustObtain(client_, Acquiring("c", "y", {"SHARED"}));
-  EXPECT_EQ(Figure("locks_held"), "3") << "locks, not holders";
+  EXPECT_EQ(Figure("locks"), "3") << "locks, not holders";
   Waiter bob(server(), "a", "bob");
   Waiter carol(server(), "a", "carol");
   Waiter dave(server(), "b", "dave");
@@ -276,20 +276,20 @@ TEST_F(InfoTest, LocksWaitersAndLines) {
   // However locks come and go.
   Do({"RENAME", "a", "renamed"});
   EXPECT_TRUE(bob.Read().IsInteger());
-  EXPECT_EQ(Figure("locks_held"), "4");
+  EXPECT_EQ(Figure("locks"), "4");
   Do({"MOVE", "renamed", "5"});
-  EXPECT_EQ(Figure("locks_held"), "4");
+  EXPECT_EQ(Figure("locks"), "4");
   const std::string dump = Do({"DUMP", "b"}).text;
   Do({"RESTORE", "b", "0", dump, "REPLACE"});
-  EXPECT_EQ(Figure("locks_held"), "4");
+  EXPECT_EQ(Figure("locks"), "4");
   Do({"SET", "c", "x"});
-  EXPECT_EQ(Figure("locks_held"), "3");
+  EXPECT_EQ(Figure("locks"), "3");
   Do({"DEBUG", "RELOAD"});
-  EXPECT_EQ(Figure("locks_held"), "3");
+  EXPECT_EQ(Figure("locks"), "3");
   Do({"FLUSHALL"});
   EXPECT_TRUE(carol.Read().IsInteger());
   EXPECT_TRUE(dave.Read().IsInteger());
-  EXPECT_TRUE(Eventually([&] { return Figure("locks_held") == "2"; })) << Figure("locks_held");
+  EXPECT_TRUE(Eventually([&] { return Figure("locks") == "2"; })) << Figure("locks");
 }
 
 // --- Latencies --------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ TEST_F(InfoTest, ResetsCountersAndNothingElse) {
   const std::string token = Figure("last_token");
   Reset();
   EXPECT_EQ(Counted(), Figures{});
-  EXPECT_EQ(Figure("locks_held"), "1");
+  EXPECT_EQ(Figure("locks"), "1");
   EXPECT_EQ(Figure("waiters"), "1");
   EXPECT_EQ(Figure("last_token"), token);
   EXPECT_EQ(Do({"CONFIG", "GET", "turnstile.reset-stats"}).Field("turnstile.reset-stats"),
@@ -339,9 +339,9 @@ TEST_F(InfoTest, ResetsCountersAndNothingElse) {
   EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.reset-stats", "no"}), Reply::Ok());
   Do({"LOCK.RELEASE", "job", "alice"});
   EXPECT_TRUE(bob.Read().IsInteger());
-  EXPECT_EQ(Figure("handed_over"), "1") << "and goes on counting";
+  EXPECT_EQ(Figure("acquired_after_wait"), "1") << "and goes on counting";
   EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.reset-stats", "no"}), Reply::Ok());
-  EXPECT_EQ(Figure("handed_over"), "1");
+  EXPECT_EQ(Figure("acquired_after_wait"), "1");
   // What was not told yet when it was reset is not counted after.
   RawConnection raw = server().ConnectRaw();
   DoAtOnce(raw, {{"DEL", "job"}, {"CONFIG", "SET", "turnstile.reset-stats", "yes"}});

@@ -376,7 +376,7 @@ TEST(RemovalTest, AServerCanDoWithoutUsAgain) {
       client.Do("SET", "kept", "data");
       EXPECT_FALSE(client.Do("EVAL", script, 0).IsError()) << script;
       EXPECT_TRUE(Eventually([&] {
-        return InfoField(client, "turnstile", "turnstile_locks_held") == "0" &&
+        return InfoField(client, "turnstile", "turnstile_locks") == "0" &&
                InfoField(client, "turnstile", "turnstile_clock_lead_ms") == "0";
       }));
       EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(1));

@@ -66,8 +66,8 @@ class Replies(unittest.TestCase):
 
     def test_rates(self):
         def info(acquired, refused, waited, at_once):
-            return {"turnstile_acquired": str(acquired), "turnstile_refused": str(refused),
-                    "turnstile_waited": str(waited), "turnstile_acquired_at_once": str(at_once)}
+            return {"turnstile_acquired": str(acquired), "turnstile_rejected": str(refused),
+                    "turnstile_waits": str(waited), "turnstile_acquired_immediately": str(at_once)}
         self.assertEqual(view.rates(info(10, 0, 0, 10), info(30, 2, 8, 20), 2), (10, 1, 50))
         self.assertEqual(view.rates(info(1, 1, 1, 1), info(1, 1, 1, 1), 1), (0, 0, 0))
         self.assertIsNone(view.rates(info(10, 0, 0, 10), info(3, 0, 0, 3), 1))

@@ -1,5 +1,5 @@
 """The part of tests/monitoring/run that reads: INFO turnstile, the exporter's page, the dashboard, and
-what Prometheus makes of them. Arguments like refused=2 are figures that the server must have."""
+what Prometheus makes of them. Arguments like rejected=2 are figures that the server must have."""
 
 import argparse
 import decimal

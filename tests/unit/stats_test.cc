@@ -85,18 +85,18 @@ TEST(Histogram, PercentilesOfAnyDurations) {
 TEST(Contention, IsTheShareThatMetOthers) {
   Stats stats;
   EXPECT_EQ(stats.Contention(), 0);
-  stats.acquired_at_once = 95;
+  stats.acquired_immediately = 95;
   EXPECT_EQ(stats.Contention(), 0);
-  stats.refused = 3;
-  stats.waited = 2;
+  stats.rejected = 3;
+  stats.waits = 2;
   EXPECT_DOUBLE_EQ(stats.Contention(), 0.05);
-  stats.handed_over = 2;  // of those who waited
-  stats.asked_again = 1000;
+  stats.acquired_after_wait = 2;  // of those who waited
+  stats.reacquired = 1000;
   EXPECT_DOUBLE_EQ(stats.Contention(), 0.05);
   stats.deadlocks = 2;
-  stats.wait_limited = 3;
+  stats.rejected_wait_limit = 3;
   EXPECT_DOUBLE_EQ(stats.Contention(), 10.0 / 105);
-  stats.acquired_at_once = 0;
+  stats.acquired_immediately = 0;
   EXPECT_EQ(stats.Contention(), 1);
 }
 

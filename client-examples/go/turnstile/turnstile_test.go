@@ -70,7 +70,7 @@ func TestWaitingInLine(t *testing.T) {
 	_, err := lock.Acquire(ctx)
 	wantError(t, err, turnstile.ErrNotAcquired)
 	wantBetween(t, time.Since(start), 690*time.Millisecond, 700*time.Millisecond+slack)
-	wantEqual(t, s.info("waited"), 1) // in one go
+	wantEqual(t, s.info("waits"), 1) // in one go
 	start = time.Now()
 	_, err = lock.TryAcquire(ctx)
 	wantError(t, err, turnstile.ErrNotAcquired)
@@ -102,7 +102,7 @@ func TestALongWaitForAShortLease(t *testing.T) {
 	case <-time.After(500 * time.Millisecond):
 	}
 	want(t, hold.Release())
-	wantEqual(t, s.info("asked_again"), 1)
+	wantEqual(t, s.info("reacquired"), 1)
 }
 
 func TestWithAlwaysReleases(t *testing.T) {
@@ -266,7 +266,7 @@ func TestALostReply(t *testing.T) {
 			hold := acquire(t, turnstile.New(p.pool, "k", turnstile.Options{Wait: wait}))
 			wantEqual(t, p.lost(), 2)
 			wantEqual(t, s.info("acquired"), 1)
-			wantEqual(t, s.info("asked_again"), 2)
+			wantEqual(t, s.info("reacquired"), 2)
 			wantEqual(t, s.do("LOCK.FENCE", "k"), hold.Token)
 			want(t, hold.Release())
 			wantEqual(t, s.do("EXISTS", "k"), int64(0))
@@ -286,7 +286,7 @@ func TestAConnectionLostInLine(t *testing.T) {
 	for i := int64(1); i <= 2; i++ {
 		s.awaitInfo(t, "waiters", 1)
 		s.do("CLIENT", "KILL", "ID", s.blockedClient())
-		await(t, "it stands in line again", func() bool { return s.info("waited") == i+1 })
+		await(t, "it stands in line again", func() bool { return s.info("waits") == i+1 })
 	}
 	s.do("LOCK.RELEASE", "k", "other")
 	if hold := <-got; hold == nil {
@@ -482,9 +482,9 @@ func TestErrorsAreToldApart(t *testing.T) {
 		waiting <- err
 	}()
 	s.awaitInfo(t, "waiters", 1)
-	waited := s.info("waited")
+	waited := s.info("waits")
 	s.do("CLIENT", "KILL", "ID", s.blockedClient())
-	await(t, "it stands in line again", func() bool { return s.info("waited") == waited+1 })
+	await(t, "it stands in line again", func() bool { return s.info("waits") == waited+1 })
 	s.do("CONFIG", "SET", "turnstile.max-waiters", 2)
 	newer := make(chan *turnstile.Hold)
 	go func() {

@@ -1018,7 +1018,7 @@ int Run(const Settings& settings) {
   crowd.Churn(std::chrono::seconds(settings.seconds));
   end_phase(kChurn);
 
-  const int64_t held_in_the_end = Number(client, "turnstile", "turnstile_locks_held");
+  const int64_t held_in_the_end = Number(client, "turnstile", "turnstile_locks");
   crowd.Settle();
   crowd.CloseAll();
   if (!Eventually([&] { return waiters() == 0; })) {
@@ -1039,7 +1039,7 @@ int Run(const Settings& settings) {
       });
   // The contended locks of those who died holding them.
   for (size_t line = 0; line < crowd.lines(); line++) client.Do("DEL", Crowd::LineKey(line));
-  const auto held = [&] { return Number(client, "turnstile", "turnstile_locks_held"); };
+  const auto held = [&] { return Number(client, "turnstile", "turnstile_locks"); };
   if (!Eventually([&] { return held() == 0; })) {
     violations.Add(std::to_string(held()) + " locks are left");
   }

@@ -200,6 +200,8 @@ bool MayChangeTtl(std::string_view event) {
          event == kMovedTo;
 }
 
+bool TakesKeyAway(std::string_view event) { return event == "rename_from" || event == "move_from"; }
+
 // Valkey 8.1 calls us on behalf of the client that runs the command, and leaves that client in the
 // database of the event (valkey-io/valkey pull 4024): after a MOVE in the wrong one. We bring it
 // back. For COPY … DB we cannot: only the one database is known then.
@@ -224,6 +226,9 @@ int OnKeyEvent(RedisModuleCtx* ctx, int type, const char* event, RedisModuleStri
   const MoveRepair repair(ctx, event);
   if (type == REDISMODULE_NOTIFY_EVICTED) {
     Events().Evicted({RedisModule_GetSelectedDb(ctx), ToView(name)});
+  }
+  if (StoredLocks() > 0 && TakesKeyAway(event)) {
+    Events().Renamed({RedisModule_GetSelectedDb(ctx), ToView(name)});
   }
   const std::string_view key_name = ToView(name);
   TheWaiters().KeyChanged(key_name);

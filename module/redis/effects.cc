@@ -82,7 +82,7 @@ struct Effects {
     if (!hold.has_value() || hold->count > 1) return;
     if (now != kBeforeAnyEnd)
       TheStats().hold_times.Add(now - hold->since);  // else it is only obeyed
-    Events().Released(ctx, key.name());
+    Events().Released(ctx, key.name(), hold->token);
   }
 
   void operator()(const Ended& ended) const {

@@ -49,15 +49,15 @@ uint64_t& CounterFor(Loss how) {
   return stats.expired;
 }
 
+// A hold that is over lasted as long as its lease at most.
+void AddHoldTime(const Hold& hold, Instant now) {
+  TheStats().hold_times.Add(std::min(now, hold.end) - hold.since);
+}
+
 int ServerFlags() { return RedisModule_GetContextFlags(nullptr); }
 
 bool Decides(int flags) {
   return (flags & (REDISMODULE_CTX_FLAGS_SLAVE | REDISMODULE_CTX_FLAGS_LOADING)) == 0;
-}
-
-// A hold that is over lasted as long as its lease at most.
-void CountHold(const Hold& hold, Instant now) {
-  TheStats().hold_times.Add(std::min(now, hold.end) - hold.since);
 }
 
 }  // namespace
@@ -86,7 +86,8 @@ void LockEvents::Touched(RedisModuleCtx* ctx, RedisModuleString* key) {
   Publish(ctx, "lock.touched", key);
 }
 
-void LockEvents::Released(RedisModuleCtx* ctx, RedisModuleString* key) {
+void LockEvents::Released(RedisModuleCtx* ctx, RedisModuleString* key, Token token) {
+  TakeRenamed(token);
   Publish(ctx, "lock.released", key);
 }
 
@@ -97,8 +98,7 @@ void LockEvents::Lost(RedisModuleCtx* ctx, RedisModuleString* key,
   const Instant now = ToInstant(WallNow());
   for (const auto& [hold, how] : lost) {
     if (counts) {
-      ++CounterFor(how);
-      CountHold(hold, now);
+      CountLoss(hold, how, now);
       if (how == Loss::kUndelivered) {
         Warn(undelivered_, 1, ToView(key),
              "grants were taken back, because their clients were gone before they could be told");
@@ -106,6 +106,12 @@ void LockEvents::Lost(RedisModuleCtx* ctx, RedisModuleString* key,
     }
     PublishLoss(ctx, key, how);
   }
+}
+
+void LockEvents::CountLoss(const Hold& hold, Loss how, Instant now) {
+  if (TakeRenamed(hold.token)) return;
+  ++CounterFor(how);
+  AddHoldTime(hold, now);
 }
 
 void LockEvents::Removed(LockName name, const Lock& lock) {
@@ -116,28 +122,50 @@ void LockEvents::Removed(LockName name, const Lock& lock) {
   Removal removal{.db = name.db, .key = std::string(name.key), .counts = Decides(flags)};
   const Instant now = ToInstant(WallNow());
   for (const auto& [hold, how] : LostWith(lock, Loss::kForced, now)) {
-    if (how != Loss::kExpired && moves) continue;
-    ++(how == Loss::kExpired ? removal.ended : removal.live);
-    if (removal.counts) CountHold(hold, now);
+    const bool live = how != Loss::kExpired;
+    if (live && moves) continue;
+    removal.any_live = removal.any_live || live;
+    removal.tokens.push_back(hold.token);
+    if (!removal.counts || TakeRenamed(hold.token)) continue;
+    ++(live ? removal.live : removal.ended);
+    AddHoldTime(hold, now);
   }
-  if (removal.ended + removal.live > 0) removal_ = std::move(removal);
+  if (!removal.tokens.empty()) removal_ = std::move(removal);
+}
+
+bool LockEvents::IsPending(LockName name) const {
+  return removal_.has_value() && removal_->db == name.db && removal_->key == name.key;
+}
+
+void LockEvents::Renamed(LockName old_name) {
+  if (!IsPending(old_name) || !removal_->counts) return;
+  for (const Token token : removal_->tokens) ++renamed_[token];
+  // An entry is left over when the hold is upgraded. Tokens rise: the first ones are the oldest.
+  constexpr size_t kMostRemembered = 100'000;
+  while (renamed_.size() > kMostRemembered) renamed_.erase(renamed_.begin());
+}
+
+bool LockEvents::TakeRenamed(Token token) {
+  if (renamed_.empty()) return false;
+  const auto found = renamed_.find(token);
+  if (found == renamed_.end()) return false;
+  if (--found->second == 0) renamed_.erase(found);
+  return true;
 }
 
 void LockEvents::Evicted(LockName name) {
-  if (removal_.has_value() && removal_->db == name.db && removal_->key == name.key) {
-    removal_->how_live = Loss::kEvicted;
-  }
+  if (IsPending(name)) removal_->how_live = Loss::kEvicted;
 }
 
 void LockEvents::Drain() {
   if (!removal_.has_value()) return;
   const Removal removal = *std::exchange(removal_, std::nullopt);
-  const Loss how = removal.live > 0 ? removal.how_live : Loss::kExpired;
+  const Loss how = removal.any_live ? removal.how_live : Loss::kExpired;
   PublishLoss(ctx_, ScopedName(ctx_, LockName{removal.db, removal.key}).get(), how);
   if (!removal.counts) return;
   CounterFor(Loss::kExpired) += removal.ended;
   CounterFor(removal.how_live) += removal.live;
-  if (how == Loss::kEvicted) {
+  if (how == Loss::kEvicted && removal.live > 0) {
     Warn(evictions_, removal.live, removal.key,
          "locks were lost by eviction: give locks a server with maxmemory-policy noeviction");
   }
@@ -148,18 +176,10 @@ void LockEvents::Flushing(std::optional<int> db) {
   // A replica that takes over a whole copy of the data empties itself first.
   const int copies = REDISMODULE_CTX_FLAGS_LOADING | REDISMODULE_CTX_FLAGS_REPLICA_IS_STALE;
   if ((flags & copies) != 0 || CountLocks() == 0) return;
-  const bool publish = ServerState::ClientsWatch();
-  const std::vector<int> with_locks = DatabasesWithLocks();
-  size_t flushed = 0;
-  if (!publish && (!db.has_value() || with_locks == std::vector{*db})) {
-    flushed = CountLocks();  // without a look at each key
-  } else {
-    for (const int each : with_locks) {
-      if (!db.has_value() || each == *db) flushed += TellFlushed(each, publish);
-    }
+  for (const int each : DatabasesWithLocks()) {
+    if (!db.has_value() || each == *db) LoseAllIn(each, Decides(flags));
   }
   ForgetLocksIn(db);
-  if (Decides(flags)) CounterFor(Loss::kFlushed) += flushed;
 }
 
 size_t LockEvents::CountLocks() {
@@ -171,16 +191,19 @@ size_t LockEvents::CountLocks() {
   return std::min(keys, StoredLocks());
 }
 
-// Looks at the keys one by one, because nothing else knows which of them are locks, until all locks
-// are found.
-size_t LockEvents::TellFlushed(int db, bool publish) {
+// Looks at all keys, because nothing else knows which of them are locks, until it has found as many
+// locks as there are.
+void LockEvents::LoseAllIn(int db, bool counts) {
   struct Search {
     LockEvents& events;
+    bool counts;
     bool publish;
     Instant now;
     size_t locks = 0;
-    size_t live = 0;
-  } search{.events = *this, .publish = publish, .now = ToInstant(WallNow())};
+  } search{.events = *this,
+           .counts = counts,
+           .publish = ServerState::ClientsWatch(),
+           .now = ToInstant(WallNow())};
   const auto look = [](RedisModuleCtx* ctx, RedisModuleString* name, RedisModuleKey* key,
                        void* data) {
     const Lock* lock = LockIn(key);
@@ -188,12 +211,13 @@ size_t LockEvents::TellFlushed(int db, bool publish) {
     auto& found = *static_cast<Search*>(data);
     ++found.locks;
     const std::vector<turnstile::Lost> lost = LostWith(*lock, Loss::kFlushed, found.now);
-    const bool live = std::any_of(lost.begin(), lost.end(), [](const turnstile::Lost& hold) {
-      return hold.how == Loss::kFlushed;
-    });
-    if (live) ++found.live;
+    bool any_live = false;
+    for (const auto& [hold, how] : lost) {
+      any_live = any_live || how == Loss::kFlushed;
+      if (found.counts) found.events.CountLoss(hold, how, found.now);
+    }
     if (found.publish && !lost.empty()) {
-      found.events.PublishLoss(ctx, name, live ? Loss::kFlushed : Loss::kExpired);
+      found.events.PublishLoss(ctx, name, any_live ? Loss::kFlushed : Loss::kExpired);
     }
   };
   RedisModule_SelectDb(ctx_, db);
@@ -201,7 +225,6 @@ size_t LockEvents::TellFlushed(int db, bool publish) {
   while (search.locks < StoredLocks() && RedisModule_Scan(ctx_, cursor, look, &search) != 0) {
   }
   RedisModule_ScanCursorDestroy(cursor);
-  return search.live;
 }
 
 void LockEvents::Warn(Warnings& warnings, uint64_t count, std::string_view key, const char* what) {

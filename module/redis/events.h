@@ -12,6 +12,7 @@
 #ifndef TURNSTILE_REDIS_EVENTS_H_
 #define TURNSTILE_REDIS_EVENTS_H_
 
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -32,7 +33,7 @@ class LockEvents {
 
   void Acquired(RedisModuleCtx* ctx, RedisModuleString* key);
   void Touched(RedisModuleCtx* ctx, RedisModuleString* key);
-  void Released(RedisModuleCtx* ctx, RedisModuleString* key);
+  void Released(RedisModuleCtx* ctx, RedisModuleString* key, Token token);
   // By a fact.
   void Lost(RedisModuleCtx* ctx, RedisModuleString* key, const std::vector<Lost>& lost);
 
@@ -40,6 +41,8 @@ class LockEvents {
   void Removed(LockName name, const Lock& lock);
   // It has just removed this key because it needed the memory.
   void Evicted(LockName name);
+  // It has just taken this key to another name or database.
+  void Renamed(LockName old_name);
   // Databases are about to be emptied: one, or all of them.
   void Flushing(std::optional<int> db);
 
@@ -53,10 +56,12 @@ class LockEvents {
   struct Removal {
     int db;
     std::string key;
-    bool counts;       // this server decides
-    size_t ended = 0;  // holds whose leases were over,
+    bool counts;  // this server decides
+    bool any_live = false;
+    size_t ended = 0;  // holds to count whose leases were over,
     size_t live = 0;   // and those whose were not
     Loss how_live = Loss::kForced;
+    std::vector<Token> tokens;  // of all holds, also those that were counted before
   };
   // At most one warning of a kind a minute; the next one tells how many there were meanwhile.
   struct Warnings {
@@ -66,11 +71,17 @@ class LockEvents {
 
   void Publish(RedisModuleCtx* ctx, const char* event, RedisModuleString* key);
   void PublishLoss(RedisModuleCtx* ctx, RedisModuleString* key, Loss how);
-  size_t TellFlushed(int db, bool publish);
+  bool IsPending(LockName name) const;
+  void CountLoss(const Hold& hold, Loss how, Instant now);
+  bool TakeRenamed(Token token);
+  void LoseAllIn(int db, bool counts);
   void Warn(Warnings& warnings, uint64_t count, std::string_view key, const char* what);
 
   RedisModuleCtx* ctx_ = nullptr;  // of nobody, so that its database can be selected freely
   std::optional<Removal> removal_;
+  // Holds that were counted as lost when their key was renamed or moved, by token; several of a set
+  // share one. They live on under another name and are not counted again when they end there.
+  std::map<Token, size_t> renamed_;
   Warnings evictions_;
   Warnings undelivered_;
 };

@@ -389,9 +389,7 @@ TEST_F(EventsTest, RandomHistoriesMakeSense) {
     return std::stoll(InfoField(client_, "turnstile", "turnstile_" + name));
   };
   EXPECT_EQ(counts["acquired"], counted("acquired"));
-  // What has ended when a database is flushed is told, but not counted.
-  EXPECT_GE(counts["lost.expired"], counted("expired"));
-  EXPECT_LE(counts["lost.expired"], counted("expired") + counts["lost.flushed"]);
+  EXPECT_EQ(counts["lost.expired"], counted("expired"));
   EXPECT_EQ(counts["lost.session"], counted("session_ended"));
   EXPECT_EQ(counts["lost.forced"] + counts["lost.flushed"], counted("forced"));
   EXPECT_EQ(counts["lost.undelivered"], counted("undelivered"));

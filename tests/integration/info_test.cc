@@ -172,23 +172,6 @@ TEST_F(InfoTest, FencedCommands) {
   EXPECT_EQ(Counted(), (Figures{{"fence_passed", "2"}, {"fence_rejected", "1"}}));
 }
 
-TEST_F(InfoTest, ForcedAndFlushed) {
-  for (const Command& removal : Commands{{"DEL", "job"},
-                                         {"UNLINK", "job"},
-                                         {"SET", "job", "x"},
-                                         {"FLUSHDB"},
-                                         {"FLUSHALL", "ASYNC"}}) {
-    SCOPED_TRACE(removal[0]);
-    Do({"FLUSHALL"});
-    MustObtain(client_, Acquiring("job", "a", {"SHARED"}));
-    MustObtain(client_, Acquiring("job", "b", {"SHARED"}));
-    Reset();
-    Do(removal);
-    // A flush tells locks, not holders, because it looks at nothing.
-    EXPECT_EQ(Counted(), (Figures{{"forced", removal[0].starts_with("FLUSH") ? "1" : "2"}}));
-  }
-}
-
 TEST_F(InfoTest, FlushedInOneOfTwoDatabases) {
   Client other = server().Connect();
   other.Do("SELECT", 2);

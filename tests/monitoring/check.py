@@ -16,7 +16,8 @@ import urllib.request
 DASHBOARD = pathlib.Path(__file__).parents[2] / "client-examples/monitoring/grafana-dashboard.json"
 PATIENCE_S = 10  # for Prometheus, which scrapes and judges each second
 MOVING = {"turnstile_clock_lead_ms"}  # changes between a look and the next
-ALERTS = {"TurnstileContention", "TurnstileLocksEvicted", "TurnstileClockLead"}
+ALERTS = {"TurnstileContention", "TurnstileStaleTouches", "TurnstileHoldsExpired", "TurnstileWaitLimit",
+          "TurnstileLocksEvicted", "TurnstileClockLead"}
 OF_PROMETHEUS = {"instance", "job"}  # labels that the exporter does not know
 WORDS = {"and", "or", "unless", "by", "without", "on", "ignoring", "group_left", "group_right", "bool",
          "offset", "inf", "nan"}

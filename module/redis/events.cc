@@ -176,8 +176,9 @@ void LockEvents::Flushing(std::optional<int> db) {
   // A replica that takes over a whole copy of the data empties itself first.
   const int copies = REDISMODULE_CTX_FLAGS_LOADING | REDISMODULE_CTX_FLAGS_REPLICA_IS_STALE;
   if ((flags & copies) != 0 || CountLocks() == 0) return;
+  size_t left = StoredLocks();
   for (const int each : DatabasesWithLocks()) {
-    if (!db.has_value() || each == *db) LoseAllIn(each, Decides(flags));
+    if (!db.has_value() || each == *db) left -= LoseLocksIn(each, left, Decides(flags));
   }
   ForgetLocksIn(db);
 }
@@ -191,9 +192,10 @@ size_t LockEvents::CountLocks() {
   return std::min(keys, StoredLocks());
 }
 
-// Looks at all keys, because nothing else knows which of them are locks, until it has found as many
-// locks as there are.
-void LockEvents::LoseAllIn(int db, bool counts) {
+// Looks at all keys until it has found so many locks, because nothing else knows which keys are
+// locks and how many holders each has. That takes about a tenth of the time in which the server
+// frees the keys. Rejected: a table of all locks, which would make each of them larger and slower.
+size_t LockEvents::LoseLocksIn(int db, size_t at_most, bool counts) {
   struct Search {
     LockEvents& events;
     bool counts;
@@ -222,9 +224,10 @@ void LockEvents::LoseAllIn(int db, bool counts) {
   };
   RedisModule_SelectDb(ctx_, db);
   RedisModuleScanCursor* cursor = RedisModule_ScanCursorCreate();
-  while (search.locks < StoredLocks() && RedisModule_Scan(ctx_, cursor, look, &search) != 0) {
+  while (search.locks < at_most && RedisModule_Scan(ctx_, cursor, look, &search) != 0) {
   }
   RedisModule_ScanCursorDestroy(cursor);
+  return search.locks;
 }
 
 void LockEvents::Warn(Warnings& warnings, uint64_t count, std::string_view key, const char* what) {

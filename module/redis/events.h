@@ -74,7 +74,7 @@ class LockEvents {
   bool IsPending(LockName name) const;
   void CountLoss(const Hold& hold, Loss how, Instant now);
   bool TakeRenamed(Token token);
-  void LoseAllIn(int db, bool counts);
+  size_t LoseLocksIn(int db, size_t at_most, bool counts);
   void Warn(Warnings& warnings, uint64_t count, std::string_view key, const char* what);
 
   RedisModuleCtx* ctx_ = nullptr;  // of nobody, so that its database can be selected freely

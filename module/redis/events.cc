@@ -193,8 +193,8 @@ size_t LockEvents::CountLocks() {
 }
 
 // Looks at all keys until it has found so many locks, because nothing else knows which keys are
-// locks and how many holders each has. That takes about a tenth of the time in which the server
-// frees the keys. Rejected: a table of all locks, which would make each of them larger and slower.
+// locks and how many holders each has. That takes a fraction of the time in which the server frees
+// the keys. Rejected: a table of all locks, which would make each of them larger and slower.
 size_t LockEvents::LoseLocksIn(int db, size_t at_most, bool counts) {
   struct Search {
     LockEvents& events;

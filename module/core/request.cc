@@ -17,13 +17,29 @@ bool IsDigits(std::string_view text) {
 
 constexpr std::string_view kAlsoGrammar = "ALSO numkeys key [key ...]";
 
+// What a first try most often lacks is answered with the form that works.
+constexpr std::string_view kAcquireUsage =
+    "LOCK.ACQUIRE key owner PX milliseconds, for example LOCK.ACQUIRE table:12 alice PX 60000";
+constexpr std::string_view kReleaseUsage =
+    "LOCK.RELEASE key owner, for example LOCK.RELEASE table:12 alice";
+constexpr std::string_view kTouchUsage =
+    "LOCK.TOUCH key owner PX milliseconds, for example LOCK.TOUCH table:12 alice PX 60000";
+constexpr std::string_view kFenceUsage =
+    "LOCK.FENCE key [token [THEN command [arg ...]]], for example LOCK.FENCE table:12";
+constexpr std::string_view kInfoUsage = "LOCK.INFO key, for example LOCK.INFO table:12";
+
+constexpr std::string_view kMaxLeaseSetting = "turnstile.max-lease-ms";
+
 // Reads arguments from left to right. The first mistake is kept; after it nothing is left to read,
 // so a parser needs no check after every step and reports the mistake once, in Finish.
 class Reader {
  public:
-  explicit Reader(Args args) : rest_(args) {}
+  // `usage`: the form to show when something is missing that every request has.
+  explicit Reader(Args args, std::string_view usage = "") : rest_(args), usage_(usage) {}
 
   bool AtEnd() const { return rest_.empty(); }
+
+  bool NextIsNumber() const { return !AtEnd() && IsDigits(rest_.front()); }
 
   bool TakeKeyword(std::string_view keyword) {
     if (AtEnd() || !IsKeyword(rest_.front(), keyword)) return false;
@@ -32,7 +48,10 @@ class Reader {
   }
 
   // The key that every request begins with.
-  std::string_view TakeKey() { return Take("a key"); }
+  std::string_view TakeKey() {
+    if (AtEnd()) FailWithUsage("the key is missing");
+    return Take("the key");
+  }
 
   Token TakeToken(std::string_view what) {
     return Token{static_cast<uint64_t>(TakeNumber(what, static_cast<int64_t>(kMinToken.value),
@@ -42,17 +61,19 @@ class Reader {
   Args TakeRest() { return std::exchange(rest_, {}); }
 
   Owner TakeOwner() {
-    const std::string_view bytes = Take("an owner");
+    if (AtEnd()) FailWithUsage("the owner is missing");
+    const std::string_view bytes = Take("the owner");
     if (bytes.empty() || bytes.size() > kMaxOwnerBytes) FailOnOwner(bytes.size());
     return Owner{bytes};
   }
 
-  // A number from `least` to `most`; `what` names it in messages.
-  int64_t TakeNumber(std::string_view what, int64_t least, int64_t most) {
+  // A number from `least` to `most`; `what` names it in messages, and `setting` what limits it.
+  int64_t TakeNumber(std::string_view what, int64_t least, int64_t most,
+                     std::string_view setting = "") {
     const std::string_view text = Take("the number after ", what);
     const auto number = ParseDigits(text);
     if (number.has_value() && *number >= least && *number <= most) return *number;
-    FailOnNumber(what, least, most, text);
+    FailOnNumber(what, least, most, setting, text);
     return least;
   }
 
@@ -87,6 +108,10 @@ class Reader {
     rest_ = {};
   }
 
+  [[gnu::cold]] void FailWithUsage(std::string_view why) {
+    Fail(std::string(why) + ": " + std::string(usage_));
+  }
+
   // `expected` are the options that could stand here.
   void FailOnUnknown(const Options& expected) {
     std::string text;
@@ -117,9 +142,10 @@ class Reader {
          std::to_string(size));
   }
   [[gnu::cold]] void FailOnNumber(std::string_view what, int64_t least, int64_t most,
-                                  std::string_view text) {
+                                  std::string_view setting, std::string_view text) {
+    const std::string limit = setting.empty() ? "" : " (" + std::string(setting) + ')';
     Fail(std::string(what) + " must be a whole number from " + std::to_string(least) + " to " +
-         std::to_string(most) + " in plain digits, not " + Quoted(text));
+         std::to_string(most) + limit + " in plain digits, not " + Quoted(text));
   }
 
   // `what`, with `which` behind it, names it in messages.
@@ -134,6 +160,7 @@ class Reader {
   }
 
   Args rest_;
+  std::string_view usage_;
   std::string error_;
 };
 
@@ -147,17 +174,31 @@ bool TakeLease(Reader& reader, const Limits& limits, std::optional<Millis>& leas
   const bool px = reader.TakeKeyword("PX");
   if (!px && !reader.TakeKeyword("EX")) return false;
   if (lease.has_value()) reader.Fail("syntax error: the lease is given twice, give PX or EX once");
-  lease = px ? Millis{reader.TakeNumber("PX", 1, limits.max_lease.count())}
-             : Millis{std::chrono::seconds{reader.TakeNumber(
-                   "EX", 1, std::chrono::floor<std::chrono::seconds>(limits.max_lease).count())}};
+  if (reader.AtEnd()) {
+    reader.FailWithUsage(px ? "the number after PX is missing" : "the number after EX is missing");
+  }
+  const int64_t most = px ? limits.max_lease.count()
+                          : std::chrono::floor<std::chrono::seconds>(limits.max_lease).count();
+  const int64_t number = reader.TakeNumber(px ? "PX" : "EX", 1, most, kMaxLeaseSetting);
+  lease = px ? Millis{number} : Millis{std::chrono::seconds{number}};
   return true;
 }
 
 Millis RequireLease(Reader& reader, std::optional<Millis> lease) {
-  if (!lease.has_value()) {
-    reader.Fail("syntax error: the lease is missing, give PX ms or EX s");
-  }
+  if (!lease.has_value()) reader.FailWithUsage("the lease is missing");
   return lease.value_or(Millis{1});
+}
+
+// What stands next is no option. A bare number, where no lease was given, is meant as the lease;
+// right behind an "owner" that is called PX, the lease is there and the owner is not.
+void FailOnUnknown(Reader& reader, Owner owner, bool has_lease, const Options& expected) {
+  if (has_lease || !reader.NextIsNumber()) {
+    reader.FailOnUnknown(expected);
+  } else if (IsKeyword(owner.bytes, "PX") || IsKeyword(owner.bytes, "EX")) {
+    reader.FailWithUsage("the owner is missing");
+  } else {
+    reader.FailWithUsage("the lease needs PX or EX before its number");
+  }
 }
 
 // An option that is a word or a word and a number, at most once.
@@ -168,10 +209,10 @@ bool TakeOnce(Reader& reader, std::string_view keyword, bool given) {
 }
 
 // [WAIT ms], [LINGER ms]
-bool TakeMillis(Reader& reader, std::string_view keyword, Millis most,
+bool TakeMillis(Reader& reader, std::string_view keyword, Millis most, std::string_view setting,
                 std::optional<Millis>& millis) {
   if (!TakeOnce(reader, keyword, millis.has_value())) return false;
-  millis = Millis{reader.TakeNumber(keyword, 0, most.count())};
+  millis = Millis{reader.TakeNumber(keyword, 0, most.count(), setting)};
   return true;
 }
 
@@ -220,7 +261,7 @@ bool TakeAlso(Reader& reader, std::string_view first, Keys& also) {
 // key owner <PX ms | EX s> [WAIT ms] [SHARED | LIMIT n] [REENTRANT] [SESSION] [LINGER ms]
 // [FLOOR token] [ALSO numkeys key [key ...]]
 Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits) {
-  Reader reader(args);
+  Reader reader(args, kAcquireUsage);
   const std::string_view key = reader.TakeKey();
   AcquireRequest request{.owner = reader.TakeOwner()};
   std::optional<Millis> lease;
@@ -228,10 +269,10 @@ Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits) {
   std::optional<Mode> mode;
   std::optional<Millis> linger;
   while (!reader.AtEnd()) {
-    if (TakeLease(reader, limits, lease) || TakeMillis(reader, "WAIT", kMaxWait, wait) ||
+    if (TakeLease(reader, limits, lease) || TakeMillis(reader, "WAIT", kMaxWait, "", wait) ||
         TakeMode(reader, mode, request.limit) || TakeFlag(reader, "REENTRANT", request.reentrant) ||
         TakeFlag(reader, "SESSION", request.session) ||
-        TakeMillis(reader, "LINGER", limits.max_lease, linger) ||
+        TakeMillis(reader, "LINGER", limits.max_lease, kMaxLeaseSetting, linger) ||
         TakeFloor(reader, request.floor) || TakeAlso(reader, key, request.also)) {
       continue;
     }
@@ -243,7 +284,7 @@ Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits) {
     if (!linger.has_value()) expected.emplace_back("LINGER ms");
     if (!request.floor.has_value()) expected.emplace_back("FLOOR token");
     if (request.also.empty()) expected.emplace_back(kAlsoGrammar);
-    reader.FailOnUnknown(expected);
+    FailOnUnknown(reader, request.owner, lease.has_value(), expected);
   }
   request.lease = RequireLease(reader, lease);
   request.wait = wait.value_or(Millis{0});
@@ -258,7 +299,7 @@ Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits) {
 
 // key owner [ALSO numkeys key [key ...]]
 Parsed<ReleaseRequest> ParseRelease(Args args) {
-  Reader reader(args);
+  Reader reader(args, kReleaseUsage);
   const std::string_view key = reader.TakeKey();
   ReleaseRequest request{.owner = reader.TakeOwner()};
   while (!reader.AtEnd()) {
@@ -270,7 +311,7 @@ Parsed<ReleaseRequest> ParseRelease(Args args) {
 
 // key owner <PX ms | EX s> [ALSO numkeys key [key ...]]
 Parsed<TouchRequest> ParseTouch(Args args, const Limits& limits) {
-  Reader reader(args);
+  Reader reader(args, kTouchUsage);
   const std::string_view key = reader.TakeKey();
   TouchRequest request{.owner = reader.TakeOwner()};
   std::optional<Millis> lease;
@@ -278,7 +319,7 @@ Parsed<TouchRequest> ParseTouch(Args args, const Limits& limits) {
     if (TakeLease(reader, limits, lease) || TakeAlso(reader, key, request.also)) continue;
     Options expected = LeaseOptions(lease);
     if (request.also.empty()) expected.emplace_back(kAlsoGrammar);
-    reader.FailOnUnknown(expected);
+    FailOnUnknown(reader, request.owner, lease.has_value(), expected);
   }
   request.lease = RequireLease(reader, lease);
   return reader.Finish(request);
@@ -286,7 +327,7 @@ Parsed<TouchRequest> ParseTouch(Args args, const Limits& limits) {
 
 // key [token] [THEN command [arg ...]], and no THEN without a token
 Parsed<FenceRequest> ParseFence(Args args) {
-  Reader reader(args);
+  Reader reader(args, kFenceUsage);
   reader.TakeKey();
   FenceRequest request;
   if (!reader.AtEnd()) request.token = reader.TakeToken("the token");
@@ -307,6 +348,12 @@ Parsed<FenceRequest> ParseFence(Args args) {
     }
   }
   return reader.Finish(request);
+}
+
+// key
+Parsed<InfoRequest> ParseInfo(Args args) {
+  Reader reader(args, kInfoUsage);
+  return reader.Finish(InfoRequest{.key = reader.TakeKey()});
 }
 
 // [MATCH pattern] [COUNT n] [CURSOR c]

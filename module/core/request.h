@@ -50,6 +50,10 @@ struct FenceRequest {
   std::span<const std::string_view> then;
 };
 
+struct InfoRequest {
+  std::string_view key;
+};
+
 struct ListRequest {
   std::optional<std::string_view> match;
   int64_t count = 100;            // about how many keys to look at
@@ -97,6 +101,7 @@ Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits);
 Parsed<ReleaseRequest> ParseRelease(Args args);
 Parsed<TouchRequest> ParseTouch(Args args, const Limits& limits);
 Parsed<FenceRequest> ParseFence(Args args);
+Parsed<InfoRequest> ParseInfo(Args args);
 Parsed<ListRequest> ParseList(Args args);
 Parsed<TopRequest> ParseTop(Args args);
 

@@ -141,10 +141,14 @@ struct Command {
 constexpr const char* kConstant = "O(1)";
 constexpr const char* kByHolders =
     "O(log N) for each lock, where N is the number of its holders: O(1) for nearly all";
+constexpr const char* kReleased =
+    "O(log N) for each lock, where N is the number of its holders, and O(1) for each line that a "
+    "wait of this owner stands in";
 constexpr const char* kKeysLookedAt = "O(N) where N is COUNT, and the holders of the locks found";
 constexpr const char* kAllLines =
     "O(N log N) where N is the number of locks that somebody waits for, and their holders";
-constexpr const char* kAllHolders = "O(N) where N is the number of holders";
+constexpr const char* kCountedHolders =
+    "O(N) where N is the number of holders, of whom at most 100 are shown";
 
 constexpr RedisModuleCommandInfo Info(const char* summary, const char* complexity, int arity,
                                       KeySpec* keys, Arg* args) {
@@ -157,6 +161,9 @@ constexpr RedisModuleCommandInfo Info(const char* summary, const char* complexit
           .args = args};
 }
 
+// Of the commands on a lock the server is told no least number of arguments: what is missing is
+// answered by the handler, with the form that is right, and not by "wrong number of arguments".
+//
 // LOCK.FENCE only looks, but is a write command: it is answered by primaries only and not while
 // writes are paused for a failover. Only what takes memory is refused when memory is full.
 const Command kCommands[] = {
@@ -164,22 +171,23 @@ const Command kCommands[] = {
      "write fast blocking",
      Info("Takes a lock, or several at once, for a lease and answers its fencing token, or null if "
           "somebody else holds it; with WAIT, stands in line for it.",
-          kByHolders, -5, updated_keys, acquire_args)},
+          kByHolders, -1, updated_keys, acquire_args)},
     {"LOCK.RELEASE", HandleRelease, "write fast getkeys-api", "write fast",
-     Info("Gives up a lock: 1, or 0 if this owner does not hold it; of several, how many.",
-          kByHolders, -3, released_keys, release_args)},
+     Info("Gives up a lock, and stops waiting for it: 1, or 0 if this owner neither holds it nor "
+          "waits for it; of several, how many.",
+          kReleased, -1, released_keys, release_args)},
     {"LOCK.TOUCH", HandleTouch, "write fast getkeys-api", "write fast",
      Info(
          "Sets a lease to end that long from now: 1, or 0 if this owner does not hold the lock; of "
          "several, how many.",
-         kByHolders, -5, updated_keys, touch_args)},
+         kByHolders, -1, updated_keys, touch_args)},
     {kFenceCommand, HandleFence, "write getkeys-api", "write slow",
      Info("Answers the highest token that holds a lock, or null; with a token, 1 if it holds the "
           "lock, else 0; with THEN, runs a command if and only if it does.",
-          kByHolders, -2, fenced_keys, fence_args)},
-    {"LOCK.INFO", HandleInfo, "readonly fast", "read fast",
+          kByHolders, -1, fenced_keys, fence_args)},
+    {kInfoCommand, HandleInfo, "readonly fast", "read fast",
      Info("Tells who holds a lock, under which token and for how long, and who waits; or null.",
-          kAllHolders, 2, looked_at_key, key_only)},
+          kCountedHolders, -1, looked_at_key, key_only)},
     {"LOCK.LIST", HandleList, "readonly", "read slow",
      Info("Lists locks that the caller may read, a part of the keys at a time, as SCAN does.",
           kKeysLookedAt, -1, nullptr, list_args)},

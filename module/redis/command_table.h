@@ -20,6 +20,9 @@ inline constexpr const char* kProbeCommand = "LOCK.PROBE";
 // The command whose rights a waiter needs.
 inline constexpr const char* kAcquireCommand = "LOCK.ACQUIRE";
 
+// The command whose rights decide what a user is told about a lock.
+inline constexpr const char* kInfoCommand = "LOCK.INFO";
+
 // For each command that callers may use, its grammar and, indented, what it does.
 std::vector<std::string> HelpLines();
 

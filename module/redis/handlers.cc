@@ -66,7 +66,7 @@ std::span<RedisModuleString*> NamesOf(Args part, const ArgViews& args, RedisModu
 
 // Names the keys of a request that may have ALSO, for a server that asks.
 int DeclareKeys(RedisModuleCtx* ctx, RedisModuleString** argv, int argc, int use) {
-  RedisModule_KeyAtPosWithFlags(ctx, kKey, use);
+  if (argc > kKey) RedisModule_KeyAtPosWithFlags(ctx, kKey, use);
   // As the key specification has it: the first ALSO behind the owner, which may be any word.
   int at = kKey + 2;
   while (at < argc && !IsKeyword(ToView(argv[at]), kAlso)) ++at;
@@ -265,7 +265,10 @@ int HandleFence(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
 }
 
 // LOCK.INFO key
-int HandleInfo(RedisModuleCtx* ctx, RedisModuleString** argv, int /*argc*/) {
+int HandleInfo(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
+  const ArgViews args(argv, argc, kKey);
+  const auto parsed = ParseInfo(args.args());
+  if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
   const LockKey key(ctx, argv[kKey], LockKey::Access::kLook);
   if (key.wrong_type()) return ReplyWrongType(ctx);
   return ReplyInfo(ctx, key, TheWaiters().Find(key.lock_name()), ToInstant(WallNow()));

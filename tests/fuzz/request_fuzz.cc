@@ -211,6 +211,13 @@ void CheckTop(const Words& words) {
   Require(words.size() == 1 && std::to_string(request->most) == words[0], "one number");
 }
 
+void CheckInfo(const Words& words) {
+  const auto parsed = ParseInfo(words);
+  const InfoRequest* request = Accepted(parsed);
+  Require((request != nullptr) == (words.size() == 1), "one argument, which may be any");
+  Require(request == nullptr || IsArgument(request->key, words[0]), "it is the key");
+}
+
 // A fact as it is written, and which of its words are keywords.
 struct Spelling {
   std::vector<std::string> words;
@@ -312,6 +319,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     CheckOwned<TouchRequest>([&](Args args) { return ParseTouch(args, limits); }, command, limits);
     CheckOwned<ReleaseRequest>([](Args args) { return ParseRelease(args); }, command, limits);
     CheckFence(command);
+    CheckInfo(command);
   }
   CheckList(words);
   CheckTop(words);

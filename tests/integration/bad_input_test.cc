@@ -115,19 +115,6 @@ const std::vector<std::string> kNoNumbers = {
 
 TEST_F(BadInputTest, WrongNumberOfArguments) {
   for (const Command& command : Commands{
-           {"LOCK.ACQUIRE"},
-           {"LOCK.ACQUIRE", "job"},
-           {"LOCK.ACQUIRE", "job", "alice"},
-           {"LOCK.ACQUIRE", "job", "alice", "PX"},
-           {"LOCK.RELEASE"},
-           {"LOCK.RELEASE", "job"},
-           {"LOCK.TOUCH"},
-           {"LOCK.TOUCH", "job"},
-           {"LOCK.TOUCH", "job", "alice"},
-           {"LOCK.TOUCH", "job", "alice", "PX"},
-           {"LOCK.FENCE"},
-           {"LOCK.INFO"},
-           {"LOCK.INFO", "job", "job"},
            {"LOCK.HELP", "LOCK.INFO"},
            {"LOCK.FACT"},
            {"LOCK.HELD", "job", "alice"},
@@ -136,13 +123,67 @@ TEST_F(BadInputTest, WrongNumberOfArguments) {
   }
 }
 
+// What a newcomer gets wrong most often is answered with the form that is right.
+TEST_F(BadInputTest, FirstContact) {
+  const auto expect_shown = [this](const Command& command, const std::string& what,
+                                   const std::string& form) {
+    ExpectRefused(command, "ERR " + what + ": " + form + ", for example " + command[0] + " ");
+  };
+  for (const std::string name : {"LOCK.ACQUIRE", "LOCK.TOUCH"}) {
+    const std::string form = name + " key owner PX milliseconds";
+    expect_shown({name}, "the key is missing", form);
+    expect_shown({name, "job"}, "the owner is missing", form);
+    expect_shown({name, "job", "PX", "60000"}, "the owner is missing", form);
+    expect_shown({name, "job", "EX", "60"}, "the owner is missing", form);
+    expect_shown({name, "job", "alice"}, "the lease is missing", form);
+    expect_shown({name, "job", "alice", "60000"}, "the lease needs PX or EX before its number",
+                 form);
+    expect_shown({name, "job", "alice", "PX"}, "the number after PX is missing", form);
+    expect_shown({name, "job", "alice", "EX"}, "the number after EX is missing", form);
+    ExpectRefused({name, "job", "alice", "PX", "86400001"},
+                  "ERR PX must be a whole number from 1 to 86400000 (turnstile.max-lease-ms) in ");
+    ExpectRefused({name, "job", "alice", "EX", "86401"},
+                  "ERR EX must be a whole number from 1 to 86400 (turnstile.max-lease-ms) in ");
+  }
+  expect_shown({"LOCK.RELEASE"}, "the key is missing", "LOCK.RELEASE key owner");
+  expect_shown({"LOCK.RELEASE", "job"}, "the owner is missing", "LOCK.RELEASE key owner");
+  expect_shown({"LOCK.FENCE"}, "the key is missing",
+               "LOCK.FENCE key [token [THEN command [arg ...]]]");
+  expect_shown({"LOCK.INFO"}, "the key is missing", "LOCK.INFO key");
+  ExpectRefused({"LOCK.INFO", "job", "job"}, "ERR syntax error at \"job\": expected nothing more");
+}
+
+// The server asks for the keys of a request before we see it.
+TEST_F(BadInputTest, ShortRequestsHaveTheKeysThatTheyName) {
+  EXPECT_TRUE(client_.Do("ACL", "SETUSER", "worker", "reset", "~lock:*", "+@all") == Reply::Ok());
+  for (const char* name :
+       {"LOCK.ACQUIRE", "LOCK.TOUCH", "LOCK.RELEASE", "LOCK.FENCE", "LOCK.INFO"}) {
+    SCOPED_TRACE(name);
+    EXPECT_EQ(client_.Do("COMMAND", "GETKEYS", name, "job"), Reply::Array({Reply::Str("job")}));
+    EXPECT_EQ(client_.Do("ACL", "DRYRUN", "worker", name), Reply::Ok());
+    EXPECT_NE(client_.Do("ACL", "DRYRUN", "worker", name, "job"), Reply::Ok());
+    const std::string call = "return redis.call('" + std::string(name) + "')";
+    EXPECT_TRUE(client_.Do("EVAL", call, 0).IsError("ERR the key is missing"));
+    EXPECT_TRUE(
+        client_.Do("LOCK.FENCE", "job", token_, "THEN", name).IsError("ERR the key is missing"));
+  }
+  for (const char* name : {"LOCK.ACQUIRE", "LOCK.TOUCH", "LOCK.RELEASE"}) {
+    EXPECT_EQ(client_.Do("COMMAND", "GETKEYS", name, "job", "alice", "ALSO", 9, "task").Texts(),
+              (std::vector<std::string>{"job", "task"}));
+    EXPECT_EQ(client_.Do("COMMAND", "GETKEYS", name, "job", "alice", "ALSO").Texts(),
+              std::vector<std::string>{"job"});
+  }
+}
+
 TEST_F(BadInputTest, Leases) {
   for (const char* name : {"LOCK.ACQUIRE", "LOCK.TOUCH"}) {
     for (const std::string& number : kNoNumbers) {
       ExpectRefused({name, "job", "alice", "PX", number},
-                    "ERR PX must be a whole number from 1 to 86400000 in plain digits, not \"");
+                    "ERR PX must be a whole number from 1 to 86400000 (turnstile.max-lease-ms) in "
+                    "plain digits, not \"");
       ExpectRefused({name, "job", "alice", "EX", number},
-                    "ERR EX must be a whole number from 1 to 86400 in plain digits, not \"");
+                    "ERR EX must be a whole number from 1 to 86400 (turnstile.max-lease-ms) in "
+                    "plain digits, not \"");
     }
     // One more than turnstile.max-lease-ms, and what would be a small number of milliseconds if the
     // product of seconds and 1000 were cut to 64 bits.
@@ -174,8 +215,8 @@ TEST_F(BadInputTest, OptionsThatDoNotGoTogether) {
     ExpectRefused({name, "job", "alice", "EX", "1", "PX"}, twice);
     ExpectRefused({name, "job", "alice", "PX", "EX", "1"}, "ERR PX must be ");
     ExpectRefused({name, "job", "alice", "PX", "1000", "1000"}, "ERR syntax error at \"1000\"");
-    ExpectRefused({name, "job", "alice", "1000", "PX"}, "ERR syntax error at \"1000\"");
-    ExpectRefused({name, "job", "PX", "1000", "alice"}, "ERR syntax error at \"1000\"");
+    ExpectRefused({name, "job", "alice", "1000", "PX"}, "ERR the lease needs PX or EX before");
+    ExpectRefused({name, "job", "PX", "1000", "alice"}, "ERR the owner is missing");
   }
   ExpectRefused({"LOCK.RELEASE", "job", "alice", "alice"}, "ERR syntax error at \"alice\"");
   ExpectRefused({"LOCK.RELEASE", "job", "alice", "PX", "1"}, "ERR syntax error at \"PX\"");
@@ -264,7 +305,8 @@ TEST_F(BadInputTest, NumbersOfModes) {
     };
     const std::string limit = "ERR LIMIT must be a whole number from 1 to 100000 in plain digits, ";
     const std::string linger =
-        "ERR LINGER must be a whole number from 0 to 86400000 in plain digits, not ";
+        "ERR LINGER must be a whole number from 0 to 86400000 (turnstile.max-lease-ms) in plain "
+        "digits, not ";
     const std::string also = "ERR ALSO must be a whole number from 1 to 64 in plain digits, not ";
     for (const std::string& number : kNoNumbers) {
       refused({"LIMIT", number}, limit + "not \"");
@@ -289,7 +331,8 @@ TEST_F(BadInputTest, NumbersOfModes) {
 TEST_F(BadInputTest, ALingerIsNoLongerThanALease) {
   EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.max-lease-ms", 5000), Reply::Ok());
   ExpectRefused({"LOCK.ACQUIRE", "free", "bob", "PX", "5000", "LINGER", "5001"},
-                "ERR LINGER must be a whole number from 0 to 5000 in plain digits, not \"5001\"");
+                "ERR LINGER must be a whole number from 0 to 5000 (turnstile.max-lease-ms) in "
+                "plain digits, not \"5001\"");
   EXPECT_TRUE(client_.Do("LOCK.ACQUIRE", "free", "bob", "PX", 5000, "LINGER", 5000).IsInteger());
   EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.max-lease-ms", 86400000), Reply::Ok());
 }
@@ -435,9 +478,10 @@ TEST_F(BadInputTest, BytesThatAreNoText) {
   const std::string shown = R"(x\x0d\x0a+OK\x0d\x0a\x00\xff\"\\\x09)";
   for (const char* name : {"LOCK.ACQUIRE", "LOCK.TOUCH"}) {
     ExpectRefused({name, nasty, nasty, nasty, nasty}, "ERR syntax error at \"" + shown + "\"");
-    ExpectRefused(
-        {name, nasty, nasty, "PX", nasty},
-        "ERR PX must be a whole number from 1 to 86400000 in plain digits, not \"" + shown);
+    ExpectRefused({name, nasty, nasty, "PX", nasty},
+                  "ERR PX must be a whole number from 1 to 86400000 (turnstile.max-lease-ms) in "
+                  "plain digits, not \"" +
+                      shown);
     ExpectRefused({name, nasty, nasty, "PX\0"s, "1000"}, R"(ERR syntax error at "PX\x00")");
     ExpectRefused({name, nasty, nasty, "\0PX"s, "1000"}, R"(ERR syntax error at "\x00PX")");
   }
@@ -470,7 +514,7 @@ TEST_F(BadInputTest, HugeRequests) {
     many.resize(300000, "PX");
     ExpectRefused(many, "ERR syntax error");
   }
-  ExpectRefused(Command(300000, "LOCK.INFO"), "ERR wrong number of arguments");
+  ExpectRefused(Command(300000, "LOCK.INFO"), "ERR syntax error at \"LOCK.INFO\"");
   ExpectRefused(Command(300000, "LOCK.HELP"), "ERR wrong number of arguments");
 }
 

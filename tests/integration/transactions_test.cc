@@ -67,17 +67,21 @@ TEST_F(TransactionsTest, CommandsInATransaction) {
 TEST_F(TransactionsTest, AMistakeInATransaction) {
   // What the server itself can see aborts the transaction.
   Do({"MULTI"});
-  EXPECT_TRUE(Do({"LOCK.ACQUIRE", "job", "alice"}).IsError("ERR wrong number of arguments"));
+  EXPECT_TRUE(Do({"LOCK.HELP", "job"}).IsError("ERR wrong number of arguments"));
   EXPECT_EQ(Do({"LOCK.ACQUIRE", "job", "alice", "PX", "60000"}), Reply::Queued());
   EXPECT_TRUE(Do({"EXEC"}).IsError("EXECABORT"));
   EXPECT_EQ(Do({"EXISTS", "job"}), Reply::Int(0));
 
   // What only we can see is one command's error, as everywhere in Redis.
   const Reply results = Transaction({{"LOCK.ACQUIRE", "job", "alice", "PX", "-1"},
+                                     {"LOCK.ACQUIRE", "job", "alice"},
+                                     {"LOCK.ACQUIRE"},
                                      {"LOCK.ACQUIRE", "job", "alice", "PX", "60000"}});
-  ASSERT_EQ(results.elements.size(), 2U) << results;
+  ASSERT_EQ(results.elements.size(), 4U) << results;
   EXPECT_TRUE(results.elements[0].IsError("ERR PX must be")) << results;
-  EXPECT_TRUE(results.elements[1].IsInteger()) << results;
+  EXPECT_TRUE(results.elements[1].IsError("ERR the lease is missing")) << results;
+  EXPECT_TRUE(results.elements[2].IsError("ERR the key is missing")) << results;
+  EXPECT_TRUE(results.elements[3].IsInteger()) << results;
 }
 
 // Inside a transaction the server's clock stands still and it still shows a key whose time is over.

@@ -2,7 +2,7 @@
 // that a test compares whole replies and a failure prints both as redis-cli would.
 //
 //   EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));
-//   EXPECT_TRUE(client.Do("LOCK.RELEASE", "job").IsError("ERR wrong number")) << ...;
+//   EXPECT_TRUE(client.Do("LOCK.RELEASE", "job").IsError("ERR the owner is missing")) << ...;
 
 #ifndef TURNSTILE_TESTS_SUPPORT_REPLY_H_
 #define TURNSTILE_TESTS_SUPPORT_REPLY_H_

@@ -75,6 +75,13 @@ const std::vector<std::string> kTooHuge = {
 // --- LOCK.ACQUIRE and LOCK.TOUCH: key owner <PX ms | EX s> ------------------------------------
 
 // What either command makes of its arguments.
+// The forms that are shown when something is missing.
+const std::string kAcquireUsage =
+    "LOCK.ACQUIRE key owner PX milliseconds, for example LOCK.ACQUIRE table:12 alice PX 60000";
+const std::string kTouchUsage =
+    "LOCK.TOUCH key owner PX milliseconds, for example LOCK.TOUCH table:12 alice PX 60000";
+const std::string kReleaseUsage = "LOCK.RELEASE key owner, for example LOCK.RELEASE table:12 alice";
+
 struct LeaseReading {
   std::string owner;
   std::optional<Millis> lease;
@@ -92,6 +99,7 @@ LeaseReading ReadLease(const Words& words, const Limits& limits) {
 struct LeaseCommand {
   const char* name;
   LeaseReading (*read)(const Words&, const Limits&);
+  std::string usage;
 };
 
 class LeaseRequest : public testing::TestWithParam<LeaseCommand> {
@@ -107,8 +115,9 @@ class LeaseRequest : public testing::TestWithParam<LeaseCommand> {
 
 INSTANTIATE_TEST_SUITE_P(
     Commands, LeaseRequest,
-    testing::Values(LeaseCommand{"Acquire", &ReadLease<AcquireRequest, ParseAcquire>},
-                    LeaseCommand{"Touch", &ReadLease<TouchRequest, ParseTouch>}),
+    testing::Values(LeaseCommand{"Acquire", &ReadLease<AcquireRequest, ParseAcquire>,
+                                 kAcquireUsage},
+                    LeaseCommand{"Touch", &ReadLease<TouchRequest, ParseTouch>, kTouchUsage}),
     [](const auto& param_info) { return std::string(param_info.param.name); });
 
 TEST_P(LeaseRequest, Accepts) {
@@ -167,42 +176,67 @@ TEST_P(LeaseRequest, OwnerHas1To256Bytes) {
 }
 
 TEST_P(LeaseRequest, RefusesWhatIsMissing) {
-  EXPECT_EQ(ErrorOf(ParseAcquire({}, kDay)), "ERR syntax error: a key is missing");
-  EXPECT_EQ(ErrorOf(ParseTouch({}, kDay)), "ERR syntax error: a key is missing");
-  EXPECT_EQ(Error({}), "ERR syntax error: an owner is missing");
-  EXPECT_EQ(Error({"o"}), "ERR syntax error: the lease is missing, give PX ms or EX s");
+  EXPECT_EQ(ErrorOf(ParseAcquire({}, kDay)), "ERR the key is missing: " + kAcquireUsage);
+  EXPECT_EQ(ErrorOf(ParseTouch({}, kDay)), "ERR the key is missing: " + kTouchUsage);
+  const std::string usage = ": " + GetParam().usage;
+  EXPECT_EQ(Error({}), "ERR the owner is missing" + usage);
+  EXPECT_EQ(Error({"o"}), "ERR the lease is missing" + usage);
   for (const std::string_view option : {"PX", "px"}) {
-    EXPECT_EQ(Error({"o", option}), "ERR syntax error: the number after PX is missing");
+    EXPECT_EQ(Error({"o", option}), "ERR the number after PX is missing" + usage);
   }
   for (const std::string_view option : {"EX", "ex"}) {
-    EXPECT_EQ(Error({"o", option}), "ERR syntax error: the number after EX is missing");
+    EXPECT_EQ(Error({"o", option}), "ERR the number after EX is missing" + usage);
   }
+}
+
+// A number without its option, where no lease was given.
+TEST_P(LeaseRequest, TellsWhereTheLeaseBelongs) {
+  const std::string usage = ": " + GetParam().usage;
+  for (const Words& words :
+       {Words{"o", "60000"}, {"o", "60000", "PX"}, {"o", "0"}, {"o", "ALSO", "1", "a", "5"}}) {
+    EXPECT_EQ(Error(words), "ERR the lease needs PX or EX before its number" + usage);
+  }
+  for (const Words& words : {Words{"PX", "60000"}, {"ex", "5"}, {"Px", "5", "ALSO", "1", "a"}}) {
+    EXPECT_EQ(Error(words), "ERR the owner is missing" + usage);
+  }
+  EXPECT_EQ(Read({"PX", "PX", "60000"}).error, "(accepted)") << "an owner may have that name";
+  EXPECT_TRUE(Error({"o", "PX", "1", "60000"}).starts_with("ERR syntax error at \"60000\""))
+      << "twice";
+  EXPECT_TRUE(Error({"o", "-1"}).starts_with("ERR syntax error at \"-1\""));
 }
 
 TEST_P(LeaseRequest, RefusesNumbersThatAreNotPlainDigits) {
   for (const std::string& number : kNotPlainDigits) {
-    EXPECT_EQ(
-        Error({"o", "PX", number}),
-        "ERR PX must be a whole number from 1 to 86400000 in plain digits, not " + Quoted(number));
-    EXPECT_EQ(
-        Error({"o", "EX", number}),
-        "ERR EX must be a whole number from 1 to 86400 in plain digits, not " + Quoted(number));
+    EXPECT_EQ(Error({"o", "PX", number}),
+              "ERR PX must be a whole number from 1 to 86400000 (turnstile.max-lease-ms) in plain "
+              "digits, not " +
+                  Quoted(number));
+    EXPECT_EQ(Error({"o", "EX", number}),
+              "ERR EX must be a whole number from 1 to 86400 (turnstile.max-lease-ms) in plain "
+              "digits, not " +
+                  Quoted(number));
   }
   EXPECT_EQ(Error({"o", "px", "-5"}),
-            "ERR PX must be a whole number from 1 to 86400000 in plain digits, not \"-5\"");
+            "ERR PX must be a whole number from 1 to 86400000 (turnstile.max-lease-ms) in plain "
+            "digits, not \"-5\"");
   EXPECT_EQ(Error({"o", "ex", "1\n"}),
-            "ERR EX must be a whole number from 1 to 86400 in plain digits, not \"1\\x0a\"");
+            "ERR EX must be a whole number from 1 to 86400 (turnstile.max-lease-ms) in plain "
+            "digits, not \"1\\x0a\"");
 }
 
 TEST_P(LeaseRequest, RefusesNumbersOutOfRange) {
   EXPECT_EQ(Error({"o", "PX", "0"}),
-            "ERR PX must be a whole number from 1 to 86400000 in plain digits, not \"0\"");
+            "ERR PX must be a whole number from 1 to 86400000 (turnstile.max-lease-ms) in plain "
+            "digits, not \"0\"");
   EXPECT_EQ(Error({"o", "EX", "0"}),
-            "ERR EX must be a whole number from 1 to 86400 in plain digits, not \"0\"");
+            "ERR EX must be a whole number from 1 to 86400 (turnstile.max-lease-ms) in plain "
+            "digits, not \"0\"");
   EXPECT_EQ(Error({"o", "PX", "86400001"}),
-            "ERR PX must be a whole number from 1 to 86400000 in plain digits, not \"86400001\"");
+            "ERR PX must be a whole number from 1 to 86400000 (turnstile.max-lease-ms) in plain "
+            "digits, not \"86400001\"");
   EXPECT_EQ(Error({"o", "EX", "86401"}),
-            "ERR EX must be a whole number from 1 to 86400 in plain digits, not \"86401\"");
+            "ERR EX must be a whole number from 1 to 86400 (turnstile.max-lease-ms) in plain "
+            "digits, not \"86401\"");
   EXPECT_TRUE(Error({"o", "PX", "9223372036854775807"}).starts_with("ERR PX must be"));
   for (const std::string& number : kTooHuge) {
     for (const Limits& limits : {kDay, kNoLimit}) {
@@ -226,11 +260,13 @@ TEST_P(LeaseRequest, LimitIsTheLastAllowedLease) {
     EXPECT_EQ(Read({"o", "PX", number(max_lease)}, limits).lease, Millis{max_lease});
     EXPECT_EQ(Error({"o", "PX", number(max_lease + 1)}, limits),
               "ERR PX must be a whole number from 1 to " + number(max_lease) +
-                  " in plain digits, not \"" + number(max_lease + 1) + "\"");
+                  " (turnstile.max-lease-ms) in plain digits, not \"" + number(max_lease + 1) +
+                  "\"");
     EXPECT_EQ(Read({"o", "EX", number(most_seconds)}, limits).lease, Millis{most_seconds * 1000});
     EXPECT_EQ(Error({"o", "EX", number(most_seconds + 1)}, limits),
               "ERR EX must be a whole number from 1 to " + number(most_seconds) +
-                  " in plain digits, not \"" + number(most_seconds + 1) + "\"");
+                  " (turnstile.max-lease-ms) in plain digits, not \"" + number(most_seconds + 1) +
+                  "\"");
   }
   // Under a second there is nothing left to say with EX.
   for (const int64_t max_lease : {1, 2, 999}) {
@@ -325,8 +361,10 @@ TEST(AnyRequest, BeginsWithAnyKey) {
     EXPECT_EQ(std::get<ReleaseRequest>(release).owner, Owner{"o"});
     EXPECT_EQ(ErrorOf(ParseFence(Words{key})), "(accepted)");
   }
-  EXPECT_EQ(ErrorOf(ParseRelease({})), "ERR syntax error: a key is missing");
-  EXPECT_EQ(ErrorOf(ParseFence({})), "ERR syntax error: a key is missing");
+  EXPECT_EQ(ErrorOf(ParseRelease({})), "ERR the key is missing: " + kReleaseUsage);
+  EXPECT_EQ(ErrorOf(ParseFence({})),
+            "ERR the key is missing: LOCK.FENCE key [token [THEN command [arg ...]]], for example "
+            "LOCK.FENCE table:12");
 }
 
 // --- LOCK.ACQUIRE only ------------------------------------------------------------------------
@@ -461,7 +499,9 @@ std::string NumberMissing(std::string_view option) {
 
 TEST(AcquireRequest, RefusesNumbersOutOfRange) {
   const std::vector<std::pair<std::string, std::string>> ranges = {
-      {"WAIT", "0 to 315360000000"}, {"LIMIT", "1 to 100000"}, {"LINGER", "0 to 86400000"}};
+      {"WAIT", "0 to 315360000000"},
+      {"LIMIT", "1 to 100000"},
+      {"LINGER", "0 to 86400000 (turnstile.max-lease-ms)"}};
   for (const auto& [option, range] : ranges) {
     const std::string must = MustBe(option, range);
     for (const std::string& number : kNotPlainDigits) {
@@ -483,7 +523,8 @@ TEST(AcquireRequest, RefusesNumbersOutOfRange) {
         "ERR LIMIT must be a whole number from 1 to 100000 in plain digits, not " + Quoted(limit));
   }
   EXPECT_EQ(Refused(Plus({"LINGER", "86400001"})),
-            "ERR LINGER must be a whole number from 0 to 86400000 in plain digits, not "
+            "ERR LINGER must be a whole number from 0 to 86400000 (turnstile.max-lease-ms) in "
+            "plain digits, not "
             "\"86400001\"");
 }
 
@@ -539,7 +580,7 @@ TEST(AcquireRequest, RefusesReentrantWithALimit) {
   EXPECT_TRUE(Accepted(Plus({"REENTRANT", "SHARED"})).reentrant);
   // What is missing is said first.
   EXPECT_EQ(Refused({"o", "LIMIT", "1", "REENTRANT"}),
-            "ERR syntax error: the lease is missing, give PX ms or EX s");
+            "ERR the lease is missing: " + kAcquireUsage);
 }
 
 TEST(AcquireRequest, NamesOnlyTheOptionsThatAreLeft) {
@@ -567,7 +608,7 @@ TEST(AcquireRequest, NamesOnlyTheOptionsThatAreLeft) {
 
 TEST(AcquireRequest, NeedsALeaseWhateverElseIsSaid) {
   EXPECT_EQ(Refused({"o", "SHARED", "WAIT", "1", "SESSION", "LINGER", "5", "ALSO", "1", "a"}),
-            "ERR syntax error: the lease is missing, give PX ms or EX s");
+            "ERR the lease is missing: " + kAcquireUsage);
 }
 
 // --- ALSO, which three commands have ----------------------------------------------------------
@@ -708,7 +749,7 @@ TEST(AlsoOptionOfTouch, StandsBeforeOrAfterTheLease) {
   EXPECT_EQ(std::get<TouchRequest>(parsed).lease, Millis{5});
   EXPECT_EQ(std::get<TouchRequest>(parsed).also.size(), 2);
   EXPECT_EQ(ErrorOf(ParseTouch(Words{"first", "o", "ALSO", "1", "a"}, kDay)),
-            "ERR syntax error: the lease is missing, give PX ms or EX s");
+            "ERR the lease is missing: " + kTouchUsage);
   EXPECT_EQ(ErrorOf(ParseTouch(Words{"first", "o", "ALSO", "1", "a", "NIX"}, kDay)),
             "ERR syntax error at \"NIX\": expected PX ms or EX s");
 }
@@ -730,7 +771,7 @@ TEST(ReleaseRequest, Refuses) {
   const std::string huge_owner(size_t{10} << 20, 'o');
   const std::string also = "expected ALSO numkeys key [key ...]";
   const std::vector<std::pair<Words, std::string>> cases = {
-      {{}, "ERR syntax error: an owner is missing"},
+      {{}, "ERR the owner is missing: " + kReleaseUsage},
       {{""}, "ERR the owner must have 1 to 256 bytes, not 0"},
       {{long_owner}, "ERR the owner must have 1 to 256 bytes, not 257"},
       {{huge_owner}, "ERR the owner must have 1 to 256 bytes, not 10485760"},

@@ -7,6 +7,7 @@
 
 #include "core/token_clock.h"
 #include "redis/events.h"
+#include "redis/waiters.h"
 
 namespace turnstile {
 namespace {
@@ -41,6 +42,26 @@ int Set(const char* /*name*/, long long value, void* setting, RedisModuleString*
   return REDISMODULE_OK;
 }
 
+// A setting that is yes or no.
+struct Switch {
+  const char* name;
+  bool value;  // the default until the server sets it
+};
+
+Switch plain_locks{"plain-locks", true};
+
+int GetSwitch(const char* /*name*/, void* setting) {
+  return static_cast<Switch*>(setting)->value ? 1 : 0;
+}
+
+int SetPlainLocks(const char* /*name*/, int value, void* setting, RedisModuleString** /*error*/) {
+  auto& plain = *static_cast<Switch*>(setting);
+  if (plain.value == (value != 0)) return REDISMODULE_OK;
+  plain.value = value != 0;
+  TheWaiters().DatabaseChanged(std::nullopt);  // some may wait for a string
+  return REDISMODULE_OK;
+}
+
 // turnstile.reset-stats is a button: it reads as no, also after it was set to yes. (CONFIG
 // RESETSTAT is not told to modules.)
 constexpr const char* kResetStats = "reset-stats";
@@ -54,39 +75,64 @@ int Reset(const char* /*name*/, int yes, void* /*data*/, RedisModuleString** /*e
   return REDISMODULE_OK;
 }
 
-Setting* FindSetting(std::string_view name) {
+bool IsNamed(std::string_view name, const char* setting) {
   constexpr std::string_view kPrefix = "turnstile.";
   if (IsKeyword(name.substr(0, kPrefix.size()), kPrefix)) name.remove_prefix(kPrefix.size());
-  for (Setting* setting : kSettings) {
-    if (IsKeyword(name, setting->name)) return setting;
+  return IsKeyword(name, setting);
+}
+
+// Returns what is wrong with the value, if anything is.
+std::optional<std::string> Take(Setting& setting, std::string_view text) {
+  const std::optional<int64_t> value = ParseDigits(text);
+  if (!value.has_value() || *value < setting.least || *value > setting.most) {
+    return std::string(setting.name) + " must be a whole number from " +
+           std::to_string(setting.least) + " to " + std::to_string(setting.most) +
+           " in plain digits, not " + Quoted(text);
   }
-  return nullptr;
+  setting.value = *value;
+  return std::nullopt;
+}
+
+std::optional<std::string> Take(Switch& setting, std::string_view text) {
+  if (!IsKeyword(text, "yes") && !IsKeyword(text, "no")) {
+    return std::string(setting.name) + " must be yes or no, not " + Quoted(text);
+  }
+  setting.value = IsKeyword(text, "yes");
+  return std::nullopt;
+}
+
+// Hands the setting of this name to `visit`. Returns whether there is one.
+template <typename Visit>
+bool VisitSetting(std::string_view name, Visit visit) {
+  for (Setting* setting : kSettings) {
+    if (IsNamed(name, setting->name)) return visit(*setting), true;
+  }
+  if (IsNamed(name, plain_locks.name)) return visit(plain_locks), true;
+  return false;
 }
 
 }  // namespace
 
 std::optional<std::string> TakeArguments(std::span<RedisModuleString*> args) {
-  std::vector<const Setting*> given;
-  for (; !args.empty(); args = args.subspan(2)) {
+  std::vector<std::string_view> given;
+  for (; !args.empty(); args = args.subspan(std::min<size_t>(args.size(), 2))) {
     const std::string_view name = ToView(args[0]);
-    Setting* setting = FindSetting(name);
-    if (setting == nullptr) {
+    const std::string_view value = args.size() > 1 ? ToView(args[1]) : "";
+    std::optional<std::string> wrong;
+    const bool found = VisitSetting(name, [&](auto& setting) {
+      if (std::find(given.begin(), given.end(), setting.name) != given.end()) {
+        wrong = std::string(setting.name) + " is given twice";
+      } else {
+        given.emplace_back(setting.name);
+        wrong = Take(setting, value);
+      }
+    });
+    if (!found) {
       std::string names;
       for (const Setting* known : kSettings) names += std::string(" ") + known->name;
-      return "there is no setting " + Quoted(name) + " among" + names;
+      return "there is no setting " + Quoted(name) + " among" + names + ' ' + plain_locks.name;
     }
-    if (std::find(given.begin(), given.end(), setting) != given.end()) {
-      return std::string(setting->name) + " is given twice";
-    }
-    given.push_back(setting);
-    const std::string_view text = args.size() > 1 ? ToView(args[1]) : "";
-    const std::optional<int64_t> value = ParseDigits(text);
-    if (!value.has_value() || *value < setting->least || *value > setting->most) {
-      return std::string(setting->name) + " must be a whole number from " +
-             std::to_string(setting->least) + " to " + std::to_string(setting->most) +
-             " in plain digits, not " + Quoted(text);
-    }
-    setting->value = *value;
+    if (wrong.has_value()) return wrong;
   }
   return std::nullopt;
 }
@@ -97,7 +143,7 @@ std::string DescribeSettings() {
     if (!text.empty()) text += ", ";
     text += std::string(setting->name) + ' ' + std::to_string(setting->value);
   }
-  return text;
+  return text + ", " + plain_locks.name + (plain_locks.value ? " yes" : " no");
 }
 
 Limits CurrentLimits() { return Limits{.max_lease = Millis{max_lease.value}}; }
@@ -105,6 +151,8 @@ Limits CurrentLimits() { return Limits{.max_lease = Millis{max_lease.value}}; }
 Millis TokenMargin() { return Millis{token_margin.value}; }
 
 Millis FailoverGrace() { return Millis{failover_grace.value}; }
+
+bool PlainLocks() { return plain_locks.value; }
 
 size_t MaxWaiters() { return static_cast<size_t>(max_waiters.value); }
 
@@ -118,6 +166,9 @@ bool RegisterConfig(RedisModuleCtx* ctx) {
                    setting->most, Get, Set, nullptr, setting) == REDISMODULE_OK;
       });
   return registered &&
+         RedisModule_RegisterBoolConfig(ctx, plain_locks.name, plain_locks.value ? 1 : 0,
+                                        REDISMODULE_CONFIG_DEFAULT, GetSwitch, SetPlainLocks,
+                                        nullptr, &plain_locks) == REDISMODULE_OK &&
          RedisModule_RegisterBoolConfig(ctx, kResetStats, /*default_val=*/0,
                                         REDISMODULE_CONFIG_DEFAULT, NotReset, Reset, nullptr,
                                         nullptr) == REDISMODULE_OK &&

@@ -28,6 +28,9 @@ size_t MaxWaiters();
 // turnstile.max-waiters-per-user; 0: no limit
 size_t MaxWaitersPerUser();
 
+// turnstile.plain-locks: whether a string counts as a lock held by its value.
+bool PlainLocks();
+
 // Takes the arguments of the module for defaults: what redis.conf says goes before them. Returns
 // what is wrong with them, if anything is.
 std::optional<std::string> TakeArguments(std::span<RedisModuleString*> args);

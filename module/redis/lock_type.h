@@ -14,6 +14,7 @@
 #include "core/fact.h"
 #include "core/lock.h"
 #include "core/wait_queue.h"
+#include "redis/config.h"
 #include "redis/redis_api.h"
 
 namespace turnstile {
@@ -57,16 +58,15 @@ class LockKey {
   LockKey(const LockKey&) = delete;
   LockKey& operator=(const LockKey&) = delete;
 
-  // Neither a lock nor a string nor missing.
+  // Neither a lock nor a plain lock nor missing.
   bool wrong_type() const {
-    return type_ != REDISMODULE_KEYTYPE_EMPTY && type_ != REDISMODULE_KEYTYPE_STRING &&
-           lock_ == nullptr;
+    return type_ != REDISMODULE_KEYTYPE_EMPTY && lock_ == nullptr && !is_plain();
   }
 
   // A plain lock's value stays valid until the key is changed or closed.
   Place place() const {
     Place place{.lock = lock_};
-    if (type_ == REDISMODULE_KEYTYPE_STRING) place.plain = plain();
+    if (is_plain()) place.plain = plain();
     return place;
   }
 
@@ -86,6 +86,8 @@ class LockKey {
   void Close();
 
  private:
+  // A string, where strings count as locks.
+  bool is_plain() const { return type_ == REDISMODULE_KEYTYPE_STRING && PlainLocks(); }
   PlainLock plain() const;
 
   RedisModuleString* name_;

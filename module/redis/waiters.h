@@ -70,7 +70,8 @@ class Waiters {
   void KeyChanged(std::string_view key) {
     if (!empty()) queue_.WakeEvery(key);
   }
-  // A whole database, or all of them, was emptied or exchanged.
+  // A whole database, or all of them, was emptied or exchanged; or another rule says what is a
+  // lock.
   void DatabaseChanged(std::optional<int> db) { queue_.WakeAll(db); }
 
   // The owner gives up its waits for any of `locks`, in all their lines; their callers are answered

@@ -88,9 +88,9 @@ TEST_F(ConfigTest, TheLongestLeaseTakesEffectAtOnce) {
   Set("turnstile.max-lease-ms", 5999);
   for (const char* name : {"LOCK.ACQUIRE", "LOCK.TOUCH"}) {
     EXPECT_TRUE(Do({name, "job", "alice", "PX", "6000"})
-                    .IsError("ERR PX must be a whole number from 1 to 5999 in plain digits"));
+                    .IsError("ERR PX must be a whole number from 1 to 5999 (turnstile.max-lease-ms) in"));
     EXPECT_TRUE(Do({name, "job", "alice", "EX", "6"})
-                    .IsError("ERR EX must be a whole number from 1 to 5 in plain digits"));
+                    .IsError("ERR EX must be a whole number from 1 to 5 (turnstile.max-lease-ms) in"));
   }
   EXPECT_GT(Do({"PTTL", "job"}).integer, 5999) << "what was granted stays granted";
   EXPECT_EQ(Do({"LOCK.TOUCH", "job", "alice", "PX", "5999"}), Reply::Int(1));
@@ -160,7 +160,8 @@ TEST(LoadTest, AnUnknownSettingKeepsTheServerFromStarting) {
 // --- Loading ----------------------------------------------------------------------------------
 
 const std::string kDefaultSettings =
-    "max-lease-ms 86400000, token-margin-ms 30000, failover-grace-ms 0, max-waiters 5000";
+    "max-lease-ms 86400000, token-margin-ms 30000, failover-grace-ms 0, max-waiters 5000, "
+    "plain-locks yes";
 
 TEST_F(ConfigTest, OneLineInTheLogAndTheVersion) {
   const Version version = ProjectVersion();
@@ -192,14 +193,16 @@ std::string SettingOf(Client& client, const std::string& name) {
 }
 
 TEST(LoadTest, ModuleArgumentsAreSettings) {
-  Server server({.module_args = {"max-lease-ms", "5000", "TURNSTILE.Max-Waiters", "7"}});
+  Server server(
+      {.module_args = {"max-lease-ms", "5000", "TURNSTILE.Max-Waiters", "7", "plain-locks", "No"}});
   Client client = server.Connect();
   EXPECT_EQ(SettingOf(client, "max-lease-ms"), "5000");
   EXPECT_EQ(SettingOf(client, "max-waiters"), "7");
   EXPECT_EQ(SettingOf(client, "token-margin-ms"), "30000");
+  EXPECT_EQ(SettingOf(client, "plain-locks"), "no");
   EXPECT_EQ(LinesWith(server.Log(),
                       ": max-lease-ms 5000, token-margin-ms 30000, "
-                      "failover-grace-ms 0, max-waiters 7")
+                      "failover-grace-ms 0, max-waiters 7, plain-locks no")
                 .size(),
             1U)
       << server.Log();
@@ -222,7 +225,7 @@ TEST(LoadTest, WrongModuleArgumentsAreRefused) {
   const std::vector<std::pair<Command, std::string>> wrong = {
       {{"max-waiter", "7"},
        "there is no setting \"max-waiter\" among max-lease-ms token-margin-ms failover-grace-ms "
-       "max-waiters"},
+       "max-waiters plain-locks"},
       {{"reset-stats", "yes"}, "there is no setting \"reset-stats\" among"},
       {{"turnstile."}, "there is no setting \"turnstile.\" among"},
       {{"\x1b[31m"}, R"(there is no setting "\x1b[31m" among)"},
@@ -232,6 +235,9 @@ TEST(LoadTest, WrongModuleArgumentsAreRefused) {
       {{"max-waiters", "1\t"}, "max-waiters" + range + R"("1\x09")"},
       {{"max-waiters", "1", "max-lease-ms", "2000", "max-waiters", "1"},
        "max-waiters is given twice"},
+      {{"plain-locks"}, "plain-locks must be yes or no, not \"\""},
+      {{"plain-locks", "1"}, "plain-locks must be yes or no, not \"1\""},
+      {{"plain-locks", "no", "turnstile.plain-locks", "no"}, "plain-locks is given twice"},
   };
   for (const auto& [args, why] : wrong) {
     Server server({.module_args = args, .must_start = false});

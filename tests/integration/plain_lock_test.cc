@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "support/eventually.h"
+#include "support/failover.h"
 #include "support/lock_test.h"
 #include "support/replication_stream.h"
 #include "support/resp3.h"
+#include "support/waiting.h"
 
 namespace turnstile::testing {
 namespace {
@@ -228,6 +230,75 @@ TEST_F(PlainLockTest, WatchersSeeChanges) {
   EXPECT_TRUE(aborts({"LOCK.RELEASE", "job", "alice"}));
   SetPlain("alice");
   EXPECT_TRUE(aborts({"LOCK.ACQUIRE", "job", "alice", "PX", "60000"}));
+}
+
+// --- turnstile.plain-locks no ------------------------------------------------------------------
+
+class NoPlainLocksTest : public SharedWaitingTest<NoPlainLocksTest> {
+ protected:
+  NoPlainLocksTest() { SetPlainLocks("no"); }
+  ~NoPlainLocksTest() override { SetPlainLocks("yes"); }
+
+  void SetPlainLocks(const char* value) {
+    EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.plain-locks", value), Reply::Ok());
+  }
+
+  Reply Do(const Command& command) { return client_.Do(command); }
+};
+
+TEST_F(NoPlainLocksTest, AStringIsNoLock) {
+  Do({"SET", "job", "alice", "PX", "60000"});
+  const std::string dump = Do({"DUMP", "job"}).text;
+  for (const Command& command : Commands{{"LOCK.ACQUIRE", "job", "alice", "PX", "60000"},
+                                         {"LOCK.ACQUIRE", "job", "bob", "PX", "60000", "WAIT", "9"},
+                                         {"LOCK.ACQUIRE", "x", "b", "PX", "1", "ALSO", "1", "job"},
+                                         {"LOCK.RELEASE", "job", "alice"},
+                                         {"LOCK.TOUCH", "job", "alice", "PX", "60000"},
+                                         {"LOCK.FENCE", "job"},
+                                         {"LOCK.FENCE", "job", "1"},
+                                         {"LOCK.FENCE", "job", "1", "THEN", "PING"},
+                                         {"LOCK.INFO", "job"}}) {
+    EXPECT_TRUE(Do(command).IsError("WRONGTYPE")) << command[0] << ": " << Do(command);
+  }
+  EXPECT_EQ(Do({"DUMP", "job"}).text, dump);
+  EXPECT_EQ(Do({"EXISTS", "x"}), Reply::Int(0));
+  SetPlainLocks("yes");
+  EXPECT_EQ(Do({"LOCK.RELEASE", "job", "alice"}), Reply::Int(1));
+}
+
+TEST_F(NoPlainLocksTest, WhoeverWaitsForALockThatBecomesAStringIsTold) {
+  MustAcquire(client_, "job", "alice");
+  Waiter bob(server(), "job", "bob");
+  Waiter carol(server(), "job", "carol");
+  EXPECT_EQ(Do({"SET", "job", "text"}), Reply::Ok());
+  EXPECT_TRUE(bob.Read().IsError("WRONGTYPE"));
+  EXPECT_TRUE(carol.Read().IsError("WRONGTYPE"));
+  EXPECT_EQ(Do({"GET", "job"}), Reply::Str("text"));
+}
+
+TEST_F(NoPlainLocksTest, WhoeverWaitsForAStringIsTold) {
+  SetPlainLocks("yes");
+  Do({"SET", "job", "alice"});
+  Waiter bob(server(), "job", "bob");
+  Waiter carol(server(), "job", "carol");
+  MustAcquire(client_, "lock", "alice");
+  Waiter dave(server(), "lock", "dave");
+  SetPlainLocks("no");
+  EXPECT_TRUE(bob.Read().IsError("WRONGTYPE"));
+  EXPECT_TRUE(carol.Read().IsError("WRONGTYPE"));
+  EXPECT_EQ(LineOf(client_, "lock"), std::vector<std::string>{"dave"}) << "of a lock, not a string";
+  EXPECT_EQ(Do({"LOCK.RELEASE", "lock", "alice"}), Reply::Int(1));
+  EXPECT_TRUE(dave.Read().IsInteger());
+}
+
+// Strings are nobody's locks: a lock that is told of where one was takes its place.
+TEST(NoPlainLocksOnAReplicaTest, ObeysThePrimary) {
+  Pair pair;
+  EXPECT_EQ(pair.replica().Do("CONFIG", "SET", "turnstile.plain-locks", "no"), Reply::Ok());
+  EXPECT_EQ(pair.primary().Do("SET", "job", "alice"), Reply::Ok());
+  const int64_t token = MustAcquire(pair.primary(), "job", "alice");
+  pair.AwaitReplica();
+  EXPECT_EQ(HolderField(pair.replica().Do("LOCK.INFO", "job"), "token"), Reply::Int(token));
 }
 
 }  // namespace

@@ -88,7 +88,7 @@ def glob(pattern):
 class Lock(NamedTuple):
     key: bytes
     mode: bytes = b""
-    holders: int = 0
+    holding: int = 0
     owner: Optional[bytes] = None
     held: Optional[int] = None
     lease: Optional[int] = None
@@ -105,7 +105,7 @@ def as_map(reply):
 
 def parse_lock(reply):
     fields = as_map(reply)
-    return Lock(fields["key"], fields.get("mode") or b"", fields.get("holders") or 0, fields.get("owner"),
+    return Lock(fields["key"], fields.get("mode") or b"", fields.get("holding") or 0, fields.get("owner"),
                 fields.get("held-ms"), fields.get("lease-left-ms"), fields.get("linger-left-ms") or 0,
                 fields.get("waiting") or 0, fields.get("longest-wait-ms") or 0)
 
@@ -114,7 +114,7 @@ def parse_details(reply):
     if reply is None:
         return None
     details = as_map(reply)
-    for part in ("holders", "line"):
+    for part in ("holders", "waiters"):
         details[part] = [as_map(each) for each in details.get(part) or []]
     return details
 
@@ -176,16 +176,16 @@ class Column(NamedTuple):
 
 
 def owner_text(lock):
-    if lock.holders == 0 and lock.linger > 0:
+    if lock.holding == 0 and lock.linger > 0:
         return f"(lingers {duration(lock.linger)})"
-    more = f" +{lock.holders - 1}" if lock.holders > 1 else ""
+    more = f" +{lock.holding - 1}" if lock.holding > 1 else ""
     return printable(lock.owner) + more
 
 
 COLUMNS = (
     Column("KEY", lambda lock: printable(lock.key), right=False),
     Column("MODE", lambda lock: printable(lock.mode), 9, 1, False),
-    Column("HOLDERS", lambda lock: str(lock.holders), 7, 2),
+    Column("HOLDERS", lambda lock: str(lock.holding), 7, 2),
     Column("OWNER", owner_text, 0, 6, False),
     Column("HELD", lambda lock: duration(lock.held), 6, 5),
     Column("LEASE", lambda lock: duration(lock.lease), 6, 4),
@@ -248,6 +248,21 @@ def header(address, info, before, seconds):
     return [[(label, printable(value)) for label, value in line] for line in (first, state, past)]
 
 
+def address(each):
+    """Where a connection comes from, if the server knows."""
+    return printable(each.get("client-addr") or b"-")
+
+
+def hidden(details, count, shown):
+    """How many there are beyond those that LOCK.INFO shows one by one."""
+    return max((details.get(count) or 0) - len(details[shown]), 0)
+
+
+def more(details, count, shown):
+    number = hidden(details, count, shown)
+    return [(f"... and {number} more", False)] if number else []
+
+
 def details_text(key, details):
     """Lines of (text, is a title)."""
     lines = [(printable(key), True)]
@@ -256,35 +271,43 @@ def details_text(key, details):
     lines.append((f"mode {printable(details.get('mode'))}, waiting {details.get('waiting', 0)}, lingers "
                   f"{duration(details.get('linger-left-ms'))}, grace {duration(details.get('grace-left-ms'))}", False))
     lines += [("", False), (f"{'HELD':>8} {'LEASE':>8} {'COUNT':>6} {'SESSION':>7} {'LINGER':>7}  "
-                            f"{'TOKEN':>17}  HOLDER", True)]
+                            f"{'TOKEN':>17}  {'FROM':<21}  HOLDER", True)]
     for each in details["holders"]:
         lines.append((f"{duration(each.get('held-ms')):>8} {duration(each.get('lease-left-ms')):>8} "
                       f"{each.get('count') or '-':>6} {'yes' if each.get('session') else 'no':>7} "
                       f"{duration(each.get('linger-ms')):>7}  {each.get('token') or '-':>17}  "
-                      f"{printable(each.get('owner'))}", False))
-    lines += [("", False), (f"{'WAITED':>8} {'AT MOST':>8} {'MODE':>9}  IN LINE", True)]
-    for each in details["line"]:
+                      f"{address(each):<21}  {printable(each.get('owner'))}", False))
+    lines += more(details, "holding", "holders")
+    lines += [("", False), (f"{'WAITED':>8} {'AT MOST':>8} {'MODE':>9}  {'FROM':<21}  IN LINE", True)]
+    for each in details["waiters"]:
         lines.append((f"{duration(each.get('waited-ms')):>8} {duration(each.get('left-ms')):>8} "
-                      f"{printable(each.get('mode')):>9}  {printable(each.get('owner'))}", False))
-    hidden = (details.get("waiting") or 0) - len(details["line"])
-    return lines + ([(f"... and {hidden} more", False)] if hidden > 0 else [])
+                      f"{printable(each.get('mode')):>9}  {address(each):<21}  {printable(each.get('owner'))}", False))
+    return lines + more(details, "waiting", "waiters")
 
 
 # --- forced release: what is asked, and what may be done -----------------------------------------
 
 
+HIDDEN = 0  # no token
+
+
 def holders_of(details):
-    """Who would be hit: pairs of owner and token. None if there is nothing to release."""
+    """Who would be hit: pairs of owner and token. None if there is nothing to release. Those that
+    are not shown one by one are a number and the token HIDDEN."""
     if details is None or not (details["holders"] or details.get("linger-left-ms")):
         return None
-    return {(each.get("owner"), each.get("token")) for each in details["holders"]}
+    holders = {(each.get("owner"), each.get("token")) for each in details["holders"]}
+    number = hidden(details, "holding", "holders")
+    return holders | {(number, HIDDEN)} if number else holders
 
 
 def who(holders):
-    names = sorted(holders, key=lambda pair: pair[1] or 0, reverse=True)  # the highest token first
+    names = [pair for pair in holders if pair[1] != HIDDEN]
+    names.sort(key=lambda pair: pair[1] or 0, reverse=True)  # the highest token first
     if not names:
         return "nobody (it lingers)"
-    return printable(names[0][0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+    others = len(names) - 1 + sum(number for number, token in holders if token == HIDDEN)
+    return printable(names[0][0]) + (f" and {others} more" if others else "")
 
 
 def question(key, holders, width):

@@ -300,14 +300,19 @@ std::optional<Instant> NextEnd(const Place& place, Instant now) {
   return place.lock->at(Lock::Order::kByClosing, place.lock->size() - holders).closes();
 }
 
-Millis LingerLeft(const Place& place, Instant now) {
-  if (place.lock == nullptr) return Millis{0};
-  for (size_t i = place.lock->size(); i > 0; --i) {
-    const Hold hold = place.lock->at(Lock::Order::kByClosing, i - 1);
-    if (!hold.KeepsOutAt(now)) break;
-    if (!hold.LiveAt(now)) return hold.closes() - now;
+Occupancy OccupancyOf(const Place& place, Instant now) {
+  if (place.lock == nullptr) return {.live = PlainIn(place, now) == nullptr ? 0U : 1U};
+  Occupancy occupancy;
+  const size_t size = place.lock->size();
+  for (size_t i = size - place.lock->KeepingOut(now); i < size; ++i) {
+    const Hold hold = place.lock->at(Lock::Order::kByClosing, i);
+    if (hold.LiveAt(now)) {
+      ++occupancy.live;
+    } else {
+      occupancy.linger_left = hold.closes() - now;  // The last of them closes last.
+    }
   }
-  return Millis{0};
+  return occupancy;
 }
 
 Mode ModeOf(const Place& place) {

@@ -172,8 +172,13 @@ size_t CountHolders(const Place& place, Instant now);
 // itself.
 std::optional<Instant> NextEnd(const Place& place, Instant now);
 
-// How long holds that have ended go on keeping others out; zero if none does.
-Millis LingerLeft(const Place& place, Instant now);
+// How many hold the lock live, and how long holds that have ended go on keeping others out; zero if
+// none does. Looks at each hold.
+struct Occupancy {
+  size_t live = 0;
+  Millis linger_left{0};
+};
+Occupancy OccupancyOf(const Place& place, Instant now);
 
 // The mode in which the lock is held; a plain lock is exclusive.
 Mode ModeOf(const Place& place);

@@ -241,8 +241,12 @@ int HandleFence(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (TheServer().SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
   const auto& request = std::get<FenceRequest>(parsed);
   const auto guarded = NamesOf(request.then, args, argv);
-  if (!guarded.empty() && !User(ctx).MayRun(guarded)) {
-    return ReplyNotPermitted(ctx, request.then.front());
+  if (!guarded.empty()) {
+    const User caller(ctx);
+    if (!caller.MayRun(guarded)) {
+      caller.LogRefusal(ctx, guarded);
+      return ReplyNotPermitted(ctx, request.then.front());
+    }
   }
 
   const Instant now = ToInstant(WallNow());
@@ -279,14 +283,7 @@ int HandleList(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   const ArgViews args(argv, argc, 1);
   const auto parsed = ParseList(args.args());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
-  const auto& request = std::get<ListRequest>(parsed);
-  const std::string_view match = request.match.value_or("*");
-  RedisModuleCallReply* found = RedisModule_Call(
-      ctx, "SCAN", "Ebcbclcc", request.cursor.data(), request.cursor.size(), "MATCH", match.data(),
-      match.size(), "COUNT", static_cast<long long>(request.count), "TYPE", kTypeName);
-  ReplyList(ctx, found, ToInstant(WallNow()));
-  if (found != nullptr) RedisModule_FreeCallReply(found);
-  return REDISMODULE_OK;
+  return ReplyList(ctx, std::get<ListRequest>(parsed), ToInstant(WallNow()));
 }
 
 // LOCK.TOP [n]

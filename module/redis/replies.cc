@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/budget.h"
 #include "redis/server_sessions.h"
 #include "redis/tokens.h"
 #include "redis/user.h"
@@ -26,6 +27,36 @@ void NullField(RedisModuleCtx* ctx, const char* name) {
   RedisModule_ReplyWithNull(ctx);
 }
 
+void OptionalField(RedisModuleCtx* ctx, const char* name, std::optional<std::string_view> bytes) {
+  bytes.has_value() ? Field(ctx, name, *bytes) : NullField(ctx, name);
+}
+
+void OptionalField(RedisModuleCtx* ctx, const char* name, std::optional<Millis> value) {
+  value.has_value() ? Field(ctx, name, value->count()) : NullField(ctx, name);
+}
+
+void OptionalField(RedisModuleCtx* ctx, const char* name, std::optional<Token> token) {
+  token.has_value() ? Field(ctx, name, static_cast<long long>(token->value)) : NullField(ctx, name);
+}
+
+// How long a plain lock lasts, if it ends.
+std::optional<Millis> LeaseLeft(const PlainLock& plain, Instant now) {
+  return plain.end == kMaxInstant ? std::nullopt : std::optional<Millis>(plain.end - now);
+}
+
+// What one call of LOCK.LIST or LOCK.TOP may do before it stops, however much there is to tell; in
+// units of about a microsecond.
+constexpr size_t kListBudget = 10'000;
+constexpr size_t kLook = 2;           // the check of access rights, and opening the key
+constexpr size_t kTell = 5;           // ten fields
+constexpr size_t kHoldsPerUnit = 20;  // each hold is looked at
+
+std::string TextOf(RedisModuleCallReply* reply) {
+  size_t size = 0;
+  const char* bytes = RedisModule_CallReplyStringPtr(reply, &size);
+  return bytes == nullptr ? std::string() : std::string(bytes, size);
+}
+
 const char* NameOf(Mode mode) {
   switch (mode) {
     case Mode::kShared:
@@ -38,14 +69,40 @@ const char* NameOf(Mode mode) {
   return "exclusive";
 }
 
-constexpr long kHolderFields = 7;
+// How many of those who hold or wait LOCK.INFO shows one by one: it is a fast command.
+constexpr size_t kMostShown = 100;
 
-// What a plain lock's holder has too.
-void CommonHolderFields(RedisModuleCtx* ctx, uint32_t count, bool session, Millis linger) {
+// Whom to call: a connection and where it comes from, as CLIENT LIST has them.
+constexpr long kConnectionFields = 2;
+void ConnectionFields(RedisModuleCtx* ctx, std::optional<uint64_t> client) {
+  if (!client.has_value()) {
+    NullField(ctx, "client-id");
+    NullField(ctx, "client-addr");
+    return;
+  }
+  Field(ctx, "client-id", static_cast<long long>(*client));
+  RedisModuleClientInfo info = REDISMODULE_CLIENTINFO_INITIALIZER_V1;
+  if (RedisModule_GetClientInfoById(&info, *client) != REDISMODULE_OK) {
+    NullField(ctx, "client-addr");
+    return;
+  }
+  const std::string_view host = info.addr;
+  const bool is_v6 = host.find(':') != std::string_view::npos;
+  const std::string address =
+      (is_v6 ? '[' + std::string(host) + ']' : std::string(host)) + ':' + std::to_string(info.port);
+  Field(ctx, "client-addr", std::string_view(address));
+}
+
+constexpr long kHolderFields = 7 + kConnectionFields;
+
+// What a plain lock's holder has too. `session`: the connection that the hold ends with.
+void CommonHolderFields(RedisModuleCtx* ctx, uint32_t count, std::optional<uint64_t> session,
+                        Millis linger) {
   Field(ctx, "count", count);
   RedisModule_ReplyWithCString(ctx, "session");
-  RedisModule_ReplyWithBool(ctx, session ? 1 : 0);
+  RedisModule_ReplyWithBool(ctx, session.has_value() ? 1 : 0);
   Field(ctx, "linger-ms", linger.count());
+  ConnectionFields(ctx, session);
 }
 
 void ReplyHolder(RedisModuleCtx* ctx, LockName lock, const Hold& hold, Instant now) {
@@ -54,59 +111,49 @@ void ReplyHolder(RedisModuleCtx* ctx, LockName lock, const Hold& hold, Instant n
   Field(ctx, "token", static_cast<long long>(hold.token.value));
   Field(ctx, "lease-left-ms", (hold.end - now).count());
   Field(ctx, "held-ms", std::max(now - hold.since, Millis{0}).count());
-  CommonHolderFields(ctx, hold.count, TheSessions().BoundTo(lock, hold.owner).has_value(),
-                     hold.linger);
+  CommonHolderFields(ctx, hold.count, TheSessions().BoundTo(lock, hold.owner), hold.linger);
 }
 
-// How long a plain lock lasts, if there is one and it ends.
-void FieldOfPlainEnd(RedisModuleCtx* ctx, const PlainLock* plain, Instant now) {
-  if (plain == nullptr || plain->end == kMaxInstant) {
-    NullField(ctx, "lease-left-ms");
-  } else {
-    Field(ctx, "lease-left-ms", (plain->end - now).count());
-  }
-}
-
-void ReplyPlainHolder(RedisModuleCtx* ctx, const PlainLock& plain, Instant now) {
+void ReplyPlainHolder(RedisModuleCtx* ctx, RedisModuleString* key, const PlainLock& plain,
+                      Instant now) {
   RedisModule_ReplyWithMap(ctx, kHolderFields);
-  Field(ctx, "owner", plain.value);
+  OptionalField(ctx, "owner", User(ctx).MayGet(key) ? std::optional(plain.value) : std::nullopt);
   NullField(ctx, "token");
-  FieldOfPlainEnd(ctx, &plain, now);
+  OptionalField(ctx, "lease-left-ms", LeaseLeft(plain, now));
   NullField(ctx, "held-ms");
-  CommonHolderFields(ctx, /*count=*/1, /*session=*/false, Millis{0});
+  CommonHolderFields(ctx, /*count=*/1, /*session=*/std::nullopt, Millis{0});
 }
 
 // Those whose holds are live, in the order of their tokens.
 void ReplyHolders(RedisModuleCtx* ctx, LockName name, const Lock& lock, Instant now) {
   RedisModule_ReplyWithArray(ctx, REDISMODULE_POSTPONED_LEN);
-  long shown = 0;
-  for (size_t i = 0; i < lock.size(); ++i) {
+  size_t shown = 0;
+  for (size_t i = 0; i < lock.size() && shown < kMostShown; ++i) {
     const Hold hold = lock.at(Lock::Order::kByToken, i);
     if (!hold.LiveAt(now)) continue;
     ReplyHolder(ctx, name, hold, now);
     ++shown;
   }
-  RedisModule_ReplySetArrayLength(ctx, shown);
+  RedisModule_ReplySetArrayLength(ctx, static_cast<long>(shown));
 }
 
 // Those in front, in order.
-void ReplyLine(RedisModuleCtx* ctx, const WaitQueue::Line* line) {
-  constexpr long kShown = 100;
-  RedisModule_ReplyWithCString(ctx, "line");
+void ReplyWaiters(RedisModuleCtx* ctx, const WaitQueue::Line* line) {
   if (line == nullptr) {
     RedisModule_ReplyWithArray(ctx, 0);
     return;
   }
-  RedisModule_ReplyWithArray(ctx, std::min(static_cast<long>(line->size()), kShown));
+  RedisModule_ReplyWithArray(ctx, static_cast<long>(std::min(line->size(), kMostShown)));
   const Tick now = ToTick(SteadyNow());
-  long shown = 0;
-  for (const auto* place = line->first(); place != nullptr && shown < kShown; ++shown) {
+  size_t shown = 0;
+  for (const auto* place = line->first(); place != nullptr && shown < kMostShown; ++shown) {
     const WaitQueue::Waiter& waiter = place->waiter();
-    RedisModule_ReplyWithMap(ctx, 4);
+    RedisModule_ReplyWithMap(ctx, 4 + kConnectionFields);
     Field(ctx, "owner", waiter.request().owner.bytes);
     Field(ctx, "mode", NameOf(waiter.request().mode));
     Field(ctx, "waited-ms", (now - waiter.since()).count());
     Field(ctx, "left-ms", std::max(waiter.deadline() - now, Millis{0}).count());
+    ConnectionFields(ctx, waiter.client_id());
     place = place->behind();
   }
 }
@@ -117,45 +164,67 @@ const char* NameOfMode(const Place& place, const WaitQueue::Line* line, Instant 
   return place.plain.has_value() ? "plain" : NameOf(ModeOf(place));
 }
 
-constexpr long kSummaryFields = 10;
+// What a list tells of one lock; of several holders about the one with the highest token.
+struct Summary {
+  std::string key;
+  const char* mode = nullptr;
+  size_t holding = 0;
+  std::optional<std::string> owner;
+  std::optional<Token> token;
+  std::optional<Millis> held;
+  std::optional<Millis> lease_left;
+  Millis linger_left{0};
+  size_t waiting = 0;
+  Millis longest_wait{0};
+};
 
-// One lock in a list, if the caller may know of it and somebody holds it or waits for it. Of
-// several holders the one with the highest token is shown.
-bool ReplySummary(RedisModuleCtx* ctx, const User& caller, RedisModuleString* name, Instant now) {
-  if (!caller.MayRead(name)) return false;
+// What there is to tell of a lock, if the caller may know of it and somebody holds it or waits for
+// it.
+std::optional<Summary> Summarize(RedisModuleCtx* ctx, const User& caller, RedisModuleString* name,
+                                 Instant now, Budget& budget) {
+  budget.Spend(kLook);
+  if (!caller.MayLookAt(name)) return std::nullopt;
   const LockKey key(ctx, name, LockKey::Access::kLook);
-  if (key.wrong_type()) return false;
+  if (key.wrong_type()) return std::nullopt;
   const Place place = key.place();
   const WaitQueue::Line* line = TheWaiters().Find(key.lock_name());
-  const size_t holders = CountHolders(place, now);
-  if (holders == 0 && line == nullptr) return false;
+  if (CountHolders(place, now) == 0 && line == nullptr) return std::nullopt;
 
-  RedisModule_ReplyWithMap(ctx, kSummaryFields);
-  Field(ctx, "key", ToView(name));
-  Field(ctx, "mode", NameOfMode(place, line, now));
-  Field(ctx, "holders", static_cast<long long>(holders));
-  const std::optional<Hold> hold = CurrentHold(place, now);
-  const PlainLock* plain = holders > 0 && place.plain.has_value() ? &*place.plain : nullptr;
-  if (hold.has_value()) {
-    Field(ctx, "owner", hold->owner.bytes);
-    Field(ctx, "token", static_cast<long long>(hold->token.value));
-    Field(ctx, "held-ms", std::max(now - hold->since, Millis{0}).count());
-    Field(ctx, "lease-left-ms", (hold->end - now).count());
-  } else {
-    if (plain != nullptr && plain->value.size() <= kMaxOwnerBytes) {
-      Field(ctx, "owner", plain->value);
-    } else {
-      NullField(ctx, "owner");
-    }
-    NullField(ctx, "token");
-    NullField(ctx, "held-ms");
-    FieldOfPlainEnd(ctx, plain, now);
+  budget.Spend(kTell + (place.lock == nullptr ? 0 : place.lock->size() / kHoldsPerUnit));
+  const Occupancy occupancy = OccupancyOf(place, now);
+  Summary summary{.key = std::string(ToView(name)),
+                  .mode = NameOfMode(place, line, now),
+                  .holding = occupancy.live,
+                  .linger_left = occupancy.linger_left};
+  if (const std::optional<Hold> hold = CurrentHold(place, now); hold.has_value()) {
+    summary.owner = hold->owner.bytes;
+    summary.token = hold->token;
+    summary.held = std::max(now - hold->since, Millis{0});
+    summary.lease_left = hold->end - now;
+  } else if (occupancy.live > 0 && place.plain.has_value()) {
+    const bool shown = place.plain->value.size() <= kMaxOwnerBytes && caller.MayGet(name);
+    if (shown) summary.owner = place.plain->value;
+    summary.lease_left = LeaseLeft(*place.plain, now);
   }
-  Field(ctx, "linger-left-ms", LingerLeft(place, now).count());
-  Field(ctx, "waiting", line == nullptr ? 0 : static_cast<long long>(line->size()));
-  Field(ctx, "longest-wait-ms",
-        line == nullptr ? 0 : (ToTick(SteadyNow()) - line->waiting_since()).count());
-  return true;
+  if (line != nullptr) {
+    summary.waiting = line->size();
+    summary.longest_wait = ToTick(SteadyNow()) - line->waiting_since();
+  }
+  return summary;
+}
+
+void ReplySummary(RedisModuleCtx* ctx, const Summary& summary) {
+  RedisModule_ReplyWithMap(ctx, 10);
+  Field(ctx, "key", std::string_view(summary.key));
+  Field(ctx, "mode", summary.mode);
+  Field(ctx, "holding", static_cast<long long>(summary.holding));
+  OptionalField(ctx, "owner", summary.owner);
+  OptionalField(ctx, "token", summary.token);
+  OptionalField(ctx, "held-ms", summary.held);
+  OptionalField(ctx, "lease-left-ms", summary.lease_left);
+  Field(ctx, "linger-left-ms", summary.linger_left.count());
+  Field(ctx, "waiting", static_cast<long long>(summary.waiting));
+  Field(ctx, "longest-wait-ms", summary.longest_wait.count());
 }
 
 }  // namespace
@@ -214,44 +283,85 @@ int ReplyInfo(RedisModuleCtx* ctx, const LockKey& key, const WaitQueue::Line* li
   const Place place = key.place();
   const bool held = CountHolders(place, now) > 0;
   if (!held && line == nullptr) return RedisModule_ReplyWithNull(ctx);
-  RedisModule_ReplyWithMap(ctx, 6);
+  const Occupancy occupancy = OccupancyOf(place, now);
+  RedisModule_ReplyWithMap(ctx, 7);
   Field(ctx, "mode", NameOfMode(place, line, now));
+  Field(ctx, "holding", static_cast<long long>(occupancy.live));
   RedisModule_ReplyWithCString(ctx, "holders");
   if (held && place.plain.has_value()) {
     RedisModule_ReplyWithArray(ctx, 1);
-    ReplyPlainHolder(ctx, *place.plain, now);
+    ReplyPlainHolder(ctx, key.name(), *place.plain, now);
   } else if (held) {
     ReplyHolders(ctx, key.lock_name(), *place.lock, now);
   } else {
     RedisModule_ReplyWithArray(ctx, 0);
   }
-  Field(ctx, "linger-left-ms", LingerLeft(place, now).count());
+  Field(ctx, "linger-left-ms", occupancy.linger_left.count());
   Field(ctx, "waiting", line == nullptr ? 0 : static_cast<long long>(line->size()));
-  ReplyLine(ctx, line);
+  RedisModule_ReplyWithCString(ctx, "waiters");
+  ReplyWaiters(ctx, line);
   Field(ctx, "grace-left-ms", Tokens().GraceLeft(now).count());
   return REDISMODULE_OK;
 }
 
-int ReplyList(RedisModuleCtx* ctx, RedisModuleCallReply* found, Instant now) {
-  if (found == nullptr) {
-    return RedisModule_ReplyWithError(ctx, "ERR LOCK.LIST needs SCAN, which this server lacks");
-  }
-  if (RedisModule_CallReplyType(found) == REDISMODULE_REPLY_ERROR) {
-    return RedisModule_ReplyWithCallReply(ctx, found);
-  }
-  RedisModule_ReplyWithArray(ctx, 2);
-  RedisModule_ReplyWithCallReply(ctx, RedisModule_CallReplyArrayElement(found, 0));
-  RedisModule_ReplyWithArray(ctx, REDISMODULE_POSTPONED_LEN);
+namespace {
+
+// The locks that a call of LOCK.LIST tells of.
+struct Listed {
+  std::string next_cursor;
+  std::vector<Summary> locks;
+  std::string error;  // the server's own, in place of all that
+};
+
+// Goes on for as many keys as are asked for, a few at a time: how much there is to do for a key is
+// known only when it is found, and SCAN cannot be stopped in the middle.
+Listed ScanLocks(RedisModuleCtx* ctx, const ListRequest& request, Instant now) {
+  constexpr int64_t kStep = 100;
   const User caller(ctx);
-  RedisModuleCallReply* keys = RedisModule_CallReplyArrayElement(found, 1);
-  long shown = 0;
-  for (size_t i = 0; i < RedisModule_CallReplyLength(keys); ++i) {
-    RedisModuleString* name =
-        RedisModule_CreateStringFromCallReply(RedisModule_CallReplyArrayElement(keys, i));
-    if (ReplySummary(ctx, caller, name, now)) ++shown;
-    RedisModule_FreeString(ctx, name);
-  }
-  RedisModule_ReplySetArrayLength(ctx, shown);
+  const std::string_view match = request.match.value_or("*");
+  Listed listed{.next_cursor = std::string(request.cursor)};
+  Budget budget(kListBudget);
+  int64_t left = request.count;
+  do {
+    const int64_t step = std::min(left, kStep);
+    RedisModuleCallReply* found = RedisModule_Call(
+        ctx, "SCAN", "Ebcbclcc", listed.next_cursor.data(), listed.next_cursor.size(), "MATCH",
+        match.data(), match.size(), "COUNT", static_cast<long long>(step), "TYPE", kTypeName);
+    if (found == nullptr) {
+      listed.error = "ERR LOCK.LIST needs SCAN, which this server lacks";
+      return listed;
+    }
+    if (RedisModule_CallReplyType(found) == REDISMODULE_REPLY_ERROR) {
+      listed.error = TextOf(found);
+      RedisModule_FreeCallReply(found);
+      return listed;
+    }
+    listed.next_cursor = TextOf(RedisModule_CallReplyArrayElement(found, 0));
+    RedisModuleCallReply* keys = RedisModule_CallReplyArrayElement(found, 1);
+    for (size_t i = 0; i < RedisModule_CallReplyLength(keys); ++i) {
+      RedisModuleString* name =
+          RedisModule_CreateStringFromCallReply(RedisModule_CallReplyArrayElement(keys, i));
+      if (auto summary = Summarize(ctx, caller, name, now, budget); summary.has_value()) {
+        listed.locks.push_back(std::move(*summary));
+      }
+      RedisModule_FreeString(ctx, name);
+    }
+    RedisModule_FreeCallReply(found);
+    budget.Spend(static_cast<size_t>(step));
+    left -= step;
+  } while (left > 0 && !budget.spent() && listed.next_cursor != "0");
+  return listed;
+}
+
+}  // namespace
+
+int ReplyList(RedisModuleCtx* ctx, const ListRequest& request, Instant now) {
+  const Listed listed = ScanLocks(ctx, request, now);
+  if (!listed.error.empty()) return RedisModule_ReplyWithError(ctx, listed.error.c_str());
+  RedisModule_ReplyWithArray(ctx, 2);
+  RedisModule_ReplyWithStringBuffer(ctx, listed.next_cursor.data(), listed.next_cursor.size());
+  RedisModule_ReplyWithArray(ctx, static_cast<long>(listed.locks.size()));
+  for (const Summary& summary : listed.locks) ReplySummary(ctx, summary);
   return REDISMODULE_OK;
 }
 
@@ -260,11 +370,15 @@ int ReplyTop(RedisModuleCtx* ctx, const std::vector<const WaitQueue::Line*>& lin
   const User caller(ctx);
   RedisModule_ReplyWithArray(ctx, REDISMODULE_POSTPONED_LEN);
   size_t shown = 0;
+  Budget budget(kListBudget);
   for (const WaitQueue::Line* line : lines) {
-    if (shown == most) break;
+    if (shown == most || budget.spent()) break;
     const std::string_view key = line->lock().key;
     RedisModuleString* name = RedisModule_CreateString(ctx, key.data(), key.size());
-    if (ReplySummary(ctx, caller, name, now)) ++shown;
+    if (const auto summary = Summarize(ctx, caller, name, now, budget); summary.has_value()) {
+      ReplySummary(ctx, *summary);
+      ++shown;
+    }
     RedisModule_FreeString(ctx, name);
   }
   RedisModule_ReplySetArrayLength(ctx, static_cast<long>(shown));
@@ -343,7 +457,7 @@ int ReplyDeadlock(RedisModuleCtx* ctx, const std::vector<CycleStep>& cycle) {
   const User caller(ctx);
   const auto visible = [&](LockName lock) {
     RedisModuleString* name = RedisModule_CreateString(ctx, lock.key.data(), lock.key.size());
-    const bool may = caller.MayRead(name);
+    const bool may = caller.MayLookAt(name);
     RedisModule_FreeString(ctx, name);
     return may;
   };

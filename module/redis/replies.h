@@ -25,8 +25,9 @@ int ReplyFlag(RedisModuleCtx* ctx, bool flag);
 // The map of LOCK.INFO; `line` is null if nobody waits.
 int ReplyInfo(RedisModuleCtx* ctx, const LockKey& key, const WaitQueue::Line* line, Instant now);
 
-// Summaries of locks, without those that the caller may not read. `found`: what SCAN answered.
-int ReplyList(RedisModuleCtx* ctx, RedisModuleCallReply* found, Instant now);
+// Summaries of locks, without those on which the caller may not run LOCK.INFO. Either stops when
+// it has done much, so that the server is not held up.
+int ReplyList(RedisModuleCtx* ctx, const ListRequest& request, Instant now);
 int ReplyTop(RedisModuleCtx* ctx, const std::vector<const WaitQueue::Line*>& lines, size_t most,
              Instant now);
 

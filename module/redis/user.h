@@ -22,9 +22,17 @@ class User {
   // The command, on the keys and channels that it names. One that does not exist may be tried: the
   // server will refuse it in its own words.
   bool MayRun(std::span<RedisModuleString*> command) const;
-  bool MayRead(RedisModuleString* key) const;
+  // LOCK.INFO on this key. Whoever may not is told nothing about its holders.
+  bool MayLookAt(RedisModuleString* key) const;
+  // GET on this key. Whoever may not is not told the value of a string.
+  bool MayGet(RedisModuleString* key) const;
+
+  // Leaves a trace in ACL LOG, as the server does, of a command that this user may not run.
+  void LogRefusal(RedisModuleCtx* ctx, std::span<RedisModuleString*> command) const;
 
  private:
+  bool MayRunOn(RedisModuleString* command, RedisModuleString* key) const;
+
   RedisModuleUser* user_ = nullptr;
 };
 

@@ -820,7 +820,7 @@ class Driver::Observer : public Peer {
     if (reply.type != REDIS_REPLY_ARRAY) return;
     const redisReply* mode = FieldOf(reply, "mode");
     const redisReply* holders = FieldOf(reply, "holders");
-    const redisReply* line = FieldOf(reply, "line");
+    const redisReply* line = FieldOf(reply, "waiters");
     if (mode == nullptr || holders == nullptr || line == nullptr) {
       return Wrong("C8", "LOCK.INFO lacks a field");
     }

@@ -12,6 +12,7 @@
 #include "support/lock_test.h"
 #include "support/markdown.h"
 #include "support/replication_stream.h"
+#include "support/waiting.h"
 
 namespace turnstile::testing {
 namespace {
@@ -117,6 +118,48 @@ TEST_F(AccessTest, PlainLocksNeedNoMoreRights) {
   EXPECT_EQ(worker.Do("LOCK.RELEASE", "lock:1", "alice"), Reply::Int(1));
   Do({"SET", "lock:1", "alice"});
   EXPECT_TRUE(worker.Do("LOCK.ACQUIRE", "lock:1", "alice", "PX", kMinute).IsInteger());
+}
+
+// The right to ask who holds a lock is none to read strings.
+TEST_F(AccessTest, AStringIsShownToThoseWhoMayGetIt) {
+  Do({"SET", "lock:1", "its-value"});
+  const auto owner = [](Client& client) {
+    return HolderField(client.Do("LOCK.INFO", "lock:1"), "owner");
+  };
+  Client may = ConnectAs("may", {"~lock:*", "+lock.info", "+get"});
+  EXPECT_EQ(owner(may), Reply::Str("its-value"));
+  for (const Command& rights : Commands{{"~lock:*", "+lock.info"},
+                                        {"~lock:*", "+lock.info", "(~other +get)"},
+                                        {"+lock.info", "%W~lock:*", "(~lock:* +lock.info)"}}) {
+    Client may_not = ConnectAs("may_not", rights);
+    EXPECT_EQ(may_not.Do("LOCK.INFO", "lock:1").Field("mode"), Reply::Str("plain"));
+    EXPECT_EQ(owner(may_not), Reply::Nil()) << rights.back();
+  }
+  // In scripts the rights are the caller's too.
+  Client script = ConnectAs("script", {"~lock:*", "+lock.info", "+eval"});
+  EXPECT_EQ(script.Do("EVAL", "return redis.call('LOCK.INFO', KEYS[1])", 1, "lock:1")
+                .ToString()
+                .find("its-value"),
+            std::string::npos);
+}
+
+// A user that is turned off cannot log in; what is connected goes on, as everywhere in the server.
+TEST_F(AccessTest, AUserThatIsTurnedOffStillGetsWhatItWaitsFor) {
+  const auto log_in = [this](Waiter& waiter) {
+    EXPECT_EQ(waiter.Do("AUTH", "worker", "secret"), Reply::Ok());
+  };
+  ConnectAs("worker", {"~lock:*", "+lock.acquire", "+ping"});
+  MustAcquire(client_, "lock:1", "alice");
+  Waiter waits(server());
+  log_in(waits);
+  waits.Wait("lock:1", "bob");
+  EXPECT_EQ(Do({"ACL", "SETUSER", "worker", "off"}), Reply::Ok());
+  EXPECT_EQ(Do({"LOCK.RELEASE", "lock:1", "alice"}), Reply::Int(1));
+  EXPECT_TRUE(waits.Read().IsInteger());
+  EXPECT_EQ(waits.Do("PING"), Reply::Status("PONG")) << "as a direct call is answered";
+  EXPECT_TRUE(waits.Do("LOCK.ACQUIRE", "lock:2", "bob", "PX", kMinute).IsInteger());
+  Client late = server().Connect();
+  EXPECT_TRUE(late.Do("AUTH", "worker", "secret").IsError("WRONGPASS"));
 }
 
 // --- The rule sets of docs/operations.md -------------------------------------------------------

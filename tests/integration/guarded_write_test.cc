@@ -121,6 +121,40 @@ TEST_F(GuardedWriteTest, TheSyntaxIsHeldTo) {
   EXPECT_TRUE(client_.Do("LOCK.FENCE", "job", -1, "THEN", "PING").IsError("ERR the token must be"));
 }
 
+// The server logs what it refuses itself, and so what we refuse after THEN.
+TEST_F(GuardedWriteTest, ARefusedCommandIsInTheAclLog) {
+  const int64_t token = MustAcquire(client_, "job", "alice");
+  Client worker =
+      server().ConnectAs("worker", {"~*", "resetchannels", "&mine", "+lock.fence", "+publish",
+                                    "+eval", "+multi", "+exec", "(~mine:* +set)"});
+  struct Case {
+    Command command;
+    std::string reason;
+    std::string object;
+  };
+  const std::vector<Case> cases = {{{"GET", "x"}, "command", "GET"},
+                                   {{"config", "get", "dir"}, "command", "config"},
+                                   {{"SET", "theirs", "1"}, "command", "SET"},
+                                   {{"PUBLISH", "theirs", "hello"}, "channel", "theirs"}};
+  for (const Case& refused : cases) {
+    SCOPED_TRACE(refused.object);
+    EXPECT_EQ(client_.Do("ACL", "LOG", "RESET"), Reply::Ok());
+    EXPECT_TRUE(Guard(worker, "job", token, refused.command).IsError("NOPERM"));
+    const std::vector<Reply> log = client_.Do("ACL", "LOG").elements;
+    ASSERT_EQ(log.size(), 1U);
+    EXPECT_EQ(log[0].Field("reason"), Reply::Str(refused.reason));
+    EXPECT_EQ(log[0].Field("object"), Reply::Str(refused.object));
+    EXPECT_EQ(log[0].Field("username"), Reply::Str("worker"));
+  }
+  EXPECT_EQ(client_.Do("ACL", "LOG", "RESET"), Reply::Ok());
+  const std::string script = "return redis.call('LOCK.FENCE', KEYS[1], ARGV[1], 'THEN', 'GET', 7)";
+  EXPECT_TRUE(worker.Do("EVAL", script, 1, "job", token).IsError());
+  EXPECT_EQ(client_.Do("ACL", "LOG").elements.size(), 1U) << "in a script too";
+  EXPECT_EQ(client_.Do("ACL", "LOG", "RESET"), Reply::Ok());
+  EXPECT_EQ(Guard(worker, "job", token, {"PUBLISH", "mine", "hello"}), Reply::Int(0));
+  EXPECT_EQ(client_.Do("ACL", "LOG"), Reply::Array({}));
+}
+
 TEST_F(GuardedWriteTest, AThenInsideAThenIsAnError) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   const std::string text = std::to_string(token);

@@ -76,7 +76,7 @@ TEST_F(ListTest, EveryFieldOfALock) {
     EXPECT_EQ(lock.elements.size(), 20U) << lock;
     EXPECT_EQ(lock.Field("key"), Reply::Str("job"));
     EXPECT_EQ(lock.Field("mode"), Reply::Str("exclusive"));
-    EXPECT_EQ(lock.Field("holders"), Reply::Int(1));
+    EXPECT_EQ(lock.Field("holding"), Reply::Int(1));
     EXPECT_EQ(lock.Field("owner"), Reply::Str("alice"));
     EXPECT_EQ(lock.Field("token"), Reply::Int(token));
     EXPECT_GE(lock.Field("held-ms").integer, 0);
@@ -115,10 +115,10 @@ TEST_F(ListTest, ModesAndLingers) {
   EXPECT_EQ(locks[1].Field("token"), Reply::Nil());
   EXPECT_EQ(locks[1].Field("held-ms"), Reply::Nil());
   EXPECT_EQ(locks[1].Field("lease-left-ms"), Reply::Nil());
-  EXPECT_EQ(locks[1].Field("holders"), Reply::Int(1));
+  EXPECT_EQ(locks[1].Field("holding"), Reply::Int(0));
   EXPECT_GT(locks[1].Field("linger-left-ms").integer, 0);
   EXPECT_EQ(locks[2].Field("mode"), Reply::Str("shared"));
-  EXPECT_EQ(locks[2].Field("holders"), Reply::Int(2));
+  EXPECT_EQ(locks[2].Field("holding"), Reply::Int(2));
   EXPECT_EQ(locks[2].Field("owner"), Reply::Str("b")) << "of the highest token";
   EXPECT_EQ(locks[2].Field("token"), Reply::Int(highest));
 }
@@ -137,6 +137,26 @@ TEST_F(ListTest, ListsAllAmongManyOthers) {
   const Reply first = Do({"LOCK.LIST", "COUNT", "10"});
   EXPECT_NE(first.elements.at(0), Reply::Str("0")) << "a part at a time";
   EXPECT_LT(first.elements.at(1).elements.size(), 100U);
+}
+
+// One call does only so much, whatever COUNT says; the cursor goes on from there.
+TEST_F(ListTest, ACallWithMuchToTellStopsEarly) {
+  constexpr size_t kLocks = 6000;
+  std::set<std::string> expected;
+  Commands commands;
+  for (size_t i = 0; i < kLocks; i++) {
+    const std::string key = "lock:" + std::to_string(i);
+    expected.insert(key);
+    commands.push_back({"LOCK.ACQUIRE", key, "alice", "PX", "60000"});
+  }
+  RawConnection raw = server().ConnectRaw();
+  for (const Reply& reply : DoAtOnce(raw, commands)) ASSERT_TRUE(reply.IsInteger()) << reply;
+  const Reply first = Do({"LOCK.LIST", "COUNT", "100000"});
+  EXPECT_NE(first.elements.at(0), Reply::Str("0"));
+  EXPECT_LT(first.elements.at(1).elements.size(), kLocks);
+  EXPECT_GT(first.elements.at(1).elements.size(), 100U);
+  const Keys keys = KeysOf(ListAll(client_, {"COUNT", "100000"}));
+  EXPECT_EQ(std::set(keys.begin(), keys.end()), expected);
 }
 
 TEST_F(ListTest, OnlyWhatMatches) {
@@ -243,7 +263,7 @@ TEST_F(ListTest, PlainLocksThatSomebodyWaitsFor) {
   ASSERT_EQ(KeysOf(locks), (Keys{"for-ever", "long", "plain"}));
   for (const Reply& lock : locks) {
     EXPECT_EQ(lock.Field("mode"), Reply::Str("plain"));
-    EXPECT_EQ(lock.Field("holders"), Reply::Int(1));
+    EXPECT_EQ(lock.Field("holding"), Reply::Int(1));
     EXPECT_EQ(lock.Field("token"), Reply::Nil());
     EXPECT_EQ(lock.Field("held-ms"), Reply::Nil());
   }
@@ -261,11 +281,13 @@ TEST_F(ListTest, WithoutWhatTheCallerMayNotRead) {
   Waiter a(server(), "theirs", "w1");
   Waiter b(server(), "theirs", "w2");
   Waiter c(server(), "ours:1", "w3");
-  Client reader = server().ConnectAs("reader", {"%R~ours:*", "+lock.list", "+lock.top"});
+  Client reader =
+      server().ConnectAs("reader", {"%R~ours:*", "+lock.list", "+lock.top", "+lock.info"});
   EXPECT_EQ(Sorted(KeysOf(ListAll(reader))), (Keys{"ours:1", "ours:2"}));
   EXPECT_EQ(TopKeys(reader), Keys{"ours:1"});
   EXPECT_EQ(TopKeys(reader, {"1"}), Keys{"ours:1"}) << "what is left out takes no place";
-  Client writer = server().ConnectAs("writer", {"%W~ours:*", "+lock.list", "+lock.top"});
+  Client writer =
+      server().ConnectAs("writer", {"%W~ours:*", "+lock.list", "+lock.top", "+lock.info"});
   EXPECT_EQ(ListAll(writer), std::vector<Reply>{}) << "the right to write is none to look";
   EXPECT_EQ(TopKeys(writer), Keys{});
   Client nobody = server().ConnectAs("nobody", {"~*", "+get"});
@@ -275,8 +297,39 @@ TEST_F(ListTest, WithoutWhatTheCallerMayNotRead) {
   Client scanner = server().ConnectAs("scanner", {"%R~ours:*", "+scan"});
   EXPECT_EQ(scanner.Do("SCAN", 0, "TYPE", "turnstile").elements.at(1).elements.size(), 3U);
   // In scripts the rights are the caller's too.
-  Client script = server().ConnectAs("script", {"%R~ours:*", "+lock.list", "+eval"});
+  Client script = server().ConnectAs("script", {"%R~ours:*", "+lock.list", "+lock.info", "+eval"});
   EXPECT_EQ(script.Do("EVAL", "return #redis.call('LOCK.LIST')[2]", 0), Reply::Int(2));
+}
+
+// The right to read a key by another command is none to know who holds the lock.
+TEST_F(ListTest, WithoutLocksOnWhichTheCallerMayNotRunInfo) {
+  for (const char* key : {"bob:1", "secret:1"}) MustAcquire(client_, key, "alice");
+  Waiter a(server(), "secret:1", "w1");
+  Waiter b(server(), "bob:1", "w2");
+  Client bob = server().ConnectAs(
+      "bob", {"~bob:*", "+lock.list", "+lock.top", "+lock.info", "(~secret:* +get)"});
+  EXPECT_TRUE(bob.Do("LOCK.INFO", "secret:1").IsError("NOPERM"));
+  EXPECT_EQ(KeysOf(ListAll(bob)), Keys{"bob:1"});
+  EXPECT_EQ(TopKeys(bob), Keys{"bob:1"});
+  // Nor is the right to list.
+  Client lister = server().ConnectAs("lister", {"~*", "+lock.list", "+lock.top"});
+  EXPECT_EQ(ListAll(lister), std::vector<Reply>{});
+  EXPECT_EQ(TopKeys(lister), Keys{});
+  Client both = server().ConnectAs("both", {"+lock.list", "+lock.top", "(~s* +lock.info)"});
+  EXPECT_EQ(KeysOf(ListAll(both)), Keys{"secret:1"});
+  EXPECT_EQ(TopKeys(both), Keys{"secret:1"});
+}
+
+TEST_F(ListTest, AStringIsShownToThoseWhoMayGetIt) {
+  Do({"SET", "plain", "its-value"});
+  Waiter waits(server(), "plain", "w");
+  const auto owner = [](Client& client) {
+    return client.Do("LOCK.TOP").elements.at(0).Field("owner");
+  };
+  Client may = server().ConnectAs("may", {"~*", "+lock.top", "+lock.info", "+get"});
+  EXPECT_EQ(owner(may), Reply::Str("its-value"));
+  Client may_not = server().ConnectAs("may_not", {"~*", "+lock.top", "+lock.info"});
+  EXPECT_EQ(owner(may_not), Reply::Nil());
 }
 
 TEST(ListOnAReplicaTest, ListsAndHasNoLines) {

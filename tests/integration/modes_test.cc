@@ -628,14 +628,14 @@ TEST_F(ModesTest, AThousandPermits) {
   }
   EXPECT_EQ(tokens.size(), kPermits) << "each has its own";
   EXPECT_EQ(client_.Do("LOCK.FENCE", "job"), Reply::Int(*tokens.rbegin()));
-  EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("holders").elements.size(), kPermits);
+  EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("holding"), Reply::Int(kPermits));
 
   EXPECT_EQ(Ask("one more", Limit(kPermits)), Reply::Nil());
   Waiter one_more = Wait("one more", Limit(kPermits));
   EXPECT_EQ(Release(owner(500)), Reply::Int(1));
   EXPECT_GT(one_more.Read().integer, *tokens.rbegin());
   EXPECT_EQ(Ask(owner(500), Limit(kPermits)), Reply::Nil());
-  EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("holders").elements.size(), kPermits);
+  EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("holding"), Reply::Int(kPermits));
 
   // Half of them release, the others' leases end.
   Commands ends;
@@ -817,34 +817,67 @@ TEST_F(ModesTest, InfoOfEveryMode) {
               Reply::Str("held-ms"), moving(shown, "held-ms", 0, 10000),
               Reply::Str("count"), Reply::Int(held.mode == "limit" ? 1 : 2),
               Reply::Str("session"), version == 3 ? Reply::Bool(true) : Reply::Int(1),
-              Reply::Str("linger-ms"), Reply::Int(77)}));
+              Reply::Str("linger-ms"), Reply::Int(77),
+              Reply::Str("client-id"), Reply::Int(holder.id()),
+              Reply::Str("client-addr"), Reply::Str(AddressOf(client_, holder.id()))}));
           // clang-format on
         }
         std::vector<Reply> line;
-        ASSERT_EQ(info.Field("line").elements.size(), 2U) << info;
-        for (const auto& [owner, mode] :
-             {std::pair<std::string, std::string>{"writer", "exclusive"}, {"waiter", waits.mode}}) {
-          const Reply shown = info.Field("line").elements[line.size()];
+        ASSERT_EQ(info.Field("waiters").elements.size(), 2U) << info;
+        for (const auto& [owner, mode, id] :
+             {std::tuple<std::string, std::string, int64_t>{"writer", "exclusive", writer.id()},
+              {"waiter", waits.mode, waiter.id()}}) {
+          const Reply shown = info.Field("waiters").elements[line.size()];
           // clang-format off
           line.push_back(map({
               Reply::Str("owner"), Reply::Str(owner),
               Reply::Str("mode"), Reply::Str(mode),
               Reply::Str("waited-ms"), moving(shown, "waited-ms", 0, 10000),
-              Reply::Str("left-ms"), moving(shown, "left-ms", 50000, kMinute + 1)}));
+              Reply::Str("left-ms"), moving(shown, "left-ms", 50000, kMinute + 1),
+              Reply::Str("client-id"), Reply::Int(id),
+              Reply::Str("client-addr"), Reply::Str(AddressOf(client_, id))}));
           // clang-format on
         }
         // clang-format off
         EXPECT_EQ(info, map({
             Reply::Str("mode"), Reply::Str(held.mode),
+            Reply::Str("holding"), Reply::Int(static_cast<int64_t>(holders.size())),
             Reply::Str("holders"), Reply::Array(holders),
             Reply::Str("linger-left-ms"), Reply::Int(0),
             Reply::Str("waiting"), Reply::Int(2),
-            Reply::Str("line"), Reply::Array(line),
+            Reply::Str("waiters"), Reply::Array(line),
             Reply::Str("grace-left-ms"), Reply::Int(0)}));
         // clang-format on
       }
     }
   }
+}
+
+TEST_F(ModesTest, InfoShowsTheFirstHundredHolders) {
+  constexpr int64_t kHolders = 150;
+  std::vector<std::string> owners;
+  for (int64_t i = 0; i < kHolders; i++) {
+    owners.push_back("owner " + std::to_string(i));
+    Must(owners.back(), kShared);
+  }
+  EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("holding"), Reply::Int(kHolders));
+  EXPECT_EQ(HoldersOf(client_, "job"), std::vector(owners.begin(), owners.begin() + 100));
+  // One in front leaves: the hundred-and-first appears.
+  EXPECT_EQ(Release(owners[7]), Reply::Int(1));
+  owners.erase(owners.begin() + 7);
+  EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("holding"), Reply::Int(kHolders - 1));
+  EXPECT_EQ(HoldersOf(client_, "job"), std::vector(owners.begin(), owners.begin() + 100));
+}
+
+// A hold that has ended keeps others out, but its owner does not hold the lock.
+TEST_F(ModesTest, InfoCountsOnlyThoseWhoHold) {
+  MustObtain(client_, Acquiring("job", "lingers", {"SHARED", "LINGER", "60000"}, 1));
+  Must("holds", kShared);
+  EXPECT_TRUE(Eventually([&] { return HoldersOf(client_, "job").size() == 1; }));
+  const Reply info = client_.Do("LOCK.INFO", "job");
+  EXPECT_EQ(info.Field("holding"), Reply::Int(1));
+  EXPECT_GT(info.Field("linger-left-ms").integer, 0);
+  EXPECT_EQ(HoldersOf(client_, "job"), std::vector<std::string>{"holds"});
 }
 
 // Nobody holds it and the first in line has not been served yet: it is that one's mode.

@@ -244,7 +244,7 @@ TEST(SteppedClockTest, AWaitIsAsLongAsItWasAskedFor) {
     Waiter carol(server, "job", "carol");
     clock.Set(Milliseconds{ahead}, client);
     const Reply info = client.Do("LOCK.INFO", "job");
-    for (const Reply& place : info.Field("line").elements) {
+    for (const Reply& place : info.Field("waiters").elements) {
       EXPECT_LT(place.Field("waited-ms").integer, kHour);
       EXPECT_LT(place.Field("left-ms").integer, kHour);
     }

@@ -276,7 +276,7 @@ TEST_F(WaitingTest, TheNewerCallTakesOverThePlace) {
             Reply::Error("UNBLOCKED a newer call of the same owner took over this place in the "
                          "line"));
   EXPECT_EQ(LineOf(client_, "job"), (Owners{"bob", "carol"}));
-  EXPECT_LE(client_.Do("LOCK.INFO", "job").Field("line").elements[0].Field("left-ms").integer,
+  EXPECT_LE(client_.Do("LOCK.INFO", "job").Field("waiters").elements[0].Field("left-ms").integer,
             kMinute + 1);
   EXPECT_EQ(WaitersNow(client_), "2");
   EXPECT_EQ(older.Do("PING"), Reply::Status("PONG"));
@@ -375,7 +375,7 @@ TEST_F(WaitingTest, InfoShowsTheLine) {
   Waiter bob(server(), "job", "bob", {.wait_ms = 50000});
   Waiter carol(server(), "job", "carol", {.wait_ms = 40000});
   ASSERT_TRUE(Eventually([&] {
-    const Reply line = client_.Do("LOCK.INFO", "job").Field("line");
+    const Reply line = client_.Do("LOCK.INFO", "job").Field("waiters");
     return line.elements.size() == 2 && line.elements[1].Field("waited-ms").integer >= 30;
   }));
   for (const int version : {2, 3}) {
@@ -387,22 +387,24 @@ TEST_F(WaitingTest, InfoShowsTheLine) {
     const Reply info = raw.Do("LOCK.INFO", "job");
     EXPECT_EQ(info.Field("mode"), Reply::Str("exclusive"));
     EXPECT_EQ(info.Field("waiting"), Reply::Int(2));
-    const Reply line = info.Field("line");
+    const Reply line = info.Field("waiters");
     ASSERT_EQ(line.elements.size(), 2U) << info;
-    const auto place = [&](const std::string& owner, int64_t waited, int64_t left) {
+    const auto place = [&](const std::string& owner, int64_t waited, int64_t left, int64_t id) {
       return map({Reply::Str("owner"), Reply::Str(owner), Reply::Str("mode"),
                   Reply::Str("exclusive"), Reply::Str("waited-ms"), Reply::Int(waited),
-                  Reply::Str("left-ms"), Reply::Int(left)});
+                  Reply::Str("left-ms"), Reply::Int(left), Reply::Str("client-id"), Reply::Int(id),
+                  Reply::Str("client-addr"), Reply::Str(AddressOf(client_, id))});
     };
     std::vector<Reply> expected;
-    for (const auto& [owner, wait_ms] : {std::pair{"bob", 50000}, {"carol", 40000}}) {
+    for (const auto& [owner, wait_ms, id] :
+         {std::tuple{"bob", 50000, bob.id()}, {"carol", 40000, carol.id()}}) {
       const Reply& shown = line.elements[expected.size()];
       const int64_t waited = shown.Field("waited-ms").integer;
       const int64_t left = shown.Field("left-ms").integer;
       EXPECT_GE(waited, 30);
       EXPECT_GE(waited + left, wait_ms);
       EXPECT_LE(waited + left, wait_ms + 1) << "a wait never ends too early";
-      expected.push_back(place(owner, waited, left));
+      expected.push_back(place(owner, waited, left, id));
     }
     EXPECT_EQ(line, Reply::Array(expected));
   }

@@ -59,7 +59,7 @@ class Text(unittest.TestCase):
 
 class Replies(unittest.TestCase):
     def test_lock_of_resp2_and_resp3(self):
-        flat = [b"key", b"k", b"mode", b"shared", b"holders", 2, b"owner", None, b"lease-left-ms", None, b"new", 1]
+        flat = [b"key", b"k", b"mode", b"shared", b"holding", 2, b"owner", None, b"lease-left-ms", None, b"new", 1]
         lock = view.parse_lock(flat)
         self.assertEqual(lock, view.Lock(b"k", b"shared", 2))
         self.assertEqual(view.parse_lock(dict(zip(flat[::2], flat[1::2]))), lock)

@@ -114,13 +114,16 @@ inline Reply InfoReply(int version, std::string mode, std::string owner, Reply t
       Reply::Str("held-ms"), std::move(held_ms),
       Reply::Str("count"), Reply::Int(1),
       Reply::Str("session"), version == 3 ? Reply::Bool(false) : Reply::Int(0),
-      Reply::Str("linger-ms"), Reply::Int(0)});
+      Reply::Str("linger-ms"), Reply::Int(0),
+      Reply::Str("client-id"), Reply::Nil(),
+      Reply::Str("client-addr"), Reply::Nil()});
   return map({
       Reply::Str("mode"), Reply::Str(std::move(mode)),
+      Reply::Str("holding"), Reply::Int(1),
       Reply::Str("holders"), Reply::Array({holder}),
       Reply::Str("linger-left-ms"), Reply::Int(0),
       Reply::Str("waiting"), Reply::Int(0),
-      Reply::Str("line"), Reply::Array({}),
+      Reply::Str("waiters"), Reply::Array({}),
       Reply::Str("grace-left-ms"), Reply::Int(0)});
   // clang-format on
 }

@@ -36,6 +36,16 @@ inline std::string WaitersNow(Client& client) {
   return InfoField(client, "turnstile", "turnstile_waiters");
 }
 
+// Where a connection comes from, as CLIENT LIST has it.
+inline std::string AddressOf(Client& client, int64_t id) {
+  const std::string listed = client.Do("CLIENT", "LIST", "ID", id).text;
+  const std::string field = " addr=";
+  const size_t at = listed.find(field);
+  if (at == std::string::npos) return "no connection " + std::to_string(id);
+  const size_t begin = at + field.size();
+  return listed.substr(begin, listed.find(' ', begin) - begin);
+}
+
 // How many wait for a lock.
 inline int64_t WaitingFor(Client& client, std::string_view key) {
   const Reply info = client.Do("LOCK.INFO", key);
@@ -47,7 +57,7 @@ inline std::vector<std::string> LineOf(Client& client, std::string_view key) {
   std::vector<std::string> owners;
   const Reply info = client.Do("LOCK.INFO", key);
   if (info.IsNil()) return owners;
-  for (const Reply& place : info.Field("line").elements) {
+  for (const Reply& place : info.Field("waiters").elements) {
     owners.push_back(place.Field("owner").text);
   }
   return owners;

@@ -248,9 +248,13 @@ def header(address, info, before, seconds):
     return [[(label, printable(value)) for label, value in line] for line in (first, state, past)]
 
 
-def address(each):
-    """Where a connection comes from, if the server knows."""
-    return printable(each.get("client-addr") or b"-")
+def origins(rows):
+    """A column, title first, that says where connections come from; of no width if none is known."""
+    addresses = [printable(each.get("client-addr") or b"-") for each in rows]
+    if all(address == "-" for address in addresses):
+        return [""] * (len(addresses) + 1)
+    width = max(map(len, addresses))
+    return [f"{text:<{width}}  " for text in ["FROM"] + addresses]
 
 
 def hidden(details, count, shown):
@@ -270,18 +274,20 @@ def details_text(key, details):
         return lines + [("nobody holds it, nobody waits", False)]
     lines.append((f"mode {printable(details.get('mode'))}, waiting {details.get('waiting', 0)}, lingers "
                   f"{duration(details.get('linger-left-ms'))}, grace {duration(details.get('grace-left-ms'))}", False))
+    title, *origin = origins(details["holders"])
     lines += [("", False), (f"{'HELD':>8} {'LEASE':>8} {'COUNT':>6} {'SESSION':>7} {'LINGER':>7}  "
-                            f"{'TOKEN':>17}  {'FROM':<21}  HOLDER", True)]
-    for each in details["holders"]:
+                            f"{'TOKEN':>17}  {title}HOLDER", True)]
+    for each, from_where in zip(details["holders"], origin):
         lines.append((f"{duration(each.get('held-ms')):>8} {duration(each.get('lease-left-ms')):>8} "
                       f"{each.get('count') or '-':>6} {'yes' if each.get('session') else 'no':>7} "
                       f"{duration(each.get('linger-ms')):>7}  {each.get('token') or '-':>17}  "
-                      f"{address(each):<21}  {printable(each.get('owner'))}", False))
+                      f"{from_where}{printable(each.get('owner'))}", False))
     lines += more(details, "holding", "holders")
-    lines += [("", False), (f"{'WAITED':>8} {'AT MOST':>8} {'MODE':>9}  {'FROM':<21}  IN LINE", True)]
-    for each in details["waiters"]:
+    title, *origin = origins(details["waiters"])
+    lines += [("", False), (f"{'WAITED':>8} {'AT MOST':>8} {'MODE':>9}  {title}IN LINE", True)]
+    for each, from_where in zip(details["waiters"], origin):
         lines.append((f"{duration(each.get('waited-ms')):>8} {duration(each.get('left-ms')):>8} "
-                      f"{printable(each.get('mode')):>9}  {address(each):<21}  {printable(each.get('owner'))}", False))
+                      f"{printable(each.get('mode')):>9}  {from_where}{printable(each.get('owner'))}", False))
     return lines + more(details, "waiting", "waiters")
 
 

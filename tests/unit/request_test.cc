@@ -309,14 +309,14 @@ TEST_P(LeaseRequest, RefusesOptionsThatDoNotExist) {
   const std::string all_but_lease =
       is_acquire() ? all.substr("PX ms, EX s, "sv.size()) : all.substr("PX ms, EX s or "sv.size());
   for (const std::string_view option :
-       {"WAITS"sv,    "WAI"sv,     "FLOORS"sv, "NX"sv,       "XX"sv,       "PXAT"sv,
-        "EXAT"sv,     "KEEPTTL"sv, "GET"sv,    "TTL"sv,      "P"sv,        "X"sv,
-        "PXX"sv,      "PX "sv,     " PX"sv,    "PX\0"sv,     "\0PX"sv,     "P X"sv,
-        "PX=5"sv,     "-PX"sv,     "5"sv,      "5000"sv,     "\xf0\x50"sv, "\xff"sv,
-        "o"sv,        "\x10X"sv,   "\x30X"sv,  "owner"sv,    ""sv,         "P\0"sv,
-        "\0\0"sv,     "P\xd8"sv,   "\xd0X"sv,  "PEXPIRE"sv,  "EXP"sv,      "SHARE"sv,
-        "SHARED\0"sv, "SHAREDX"sv, "LIMITS"sv, "LIMIT=3"sv,  "REENTRAN"sv, "SESSIONS"sv,
-        "LINGERS"sv,  "ALS"sv,     "ALSO "sv,  "EXCLUSIVE"sv}) {
+       {"WAITS"sv,  "WAI"sv,      "FLOORS"sv,   "NX"sv,       "XX"sv,       "PXAT"sv,
+        "EXAT"sv,   "KEEPTTL"sv,  "GET"sv,      "TTL"sv,      "P"sv,        "X"sv,
+        "PXX"sv,    "PX "sv,      " PX"sv,      "PX\0"sv,     "\0PX"sv,     "P X"sv,
+        "PX=5"sv,   "-PX"sv,      "\xf0\x50"sv, "\xff"sv,     "o"sv,        "\x10X"sv,
+        "\x30X"sv,  "owner"sv,    ""sv,         "P\0"sv,      "\0\0"sv,     "P\xd8"sv,
+        "\xd0X"sv,  "PEXPIRE"sv,  "EXP"sv,      "SHARE"sv,    "SHARED\0"sv, "SHAREDX"sv,
+        "LIMITS"sv, "LIMIT=3"sv,  "REENTRAN"sv, "SESSIONS"sv, "LINGERS"sv,  "ALS"sv,
+        "ALSO "sv,  "EXCLUSIVE"sv}) {
     const std::string place = "ERR syntax error at " + Quoted(option) + ": expected ";
     for (const Words& words :
          std::vector<Words>{{"o", option}, {"o", option, "100"}, {"o", option, "100", "PX", "5"}}) {
@@ -538,7 +538,7 @@ TEST(AcquireRequest, LingersAtMostAsLongAsALease) {
     ASSERT_EQ(ErrorOf(parsed), "(accepted)");
     EXPECT_EQ(std::get<AcquireRequest>(parsed).linger, Millis{most});
     EXPECT_EQ(ErrorOf(Acquire({"o", "PX", "1", "LINGER", beyond}, limits)),
-              MustBe("LINGER", "0 to " + last) + Quoted(beyond));
+              MustBe("LINGER", "0 to " + last + " (turnstile.max-lease-ms)") + Quoted(beyond));
   }
 }
 

@@ -27,8 +27,8 @@ export interface Options {
   limit?: number;
   /**
    * Count the holds of this lock object: each is released by itself. One owner holds them all, so only
-   * one call may wait at a time; the older is rejected with Superseded. After a lost connection the count
-   * may be one too high, never too low: then the lease ends the hold.
+   * one call may wait at a time; the older is rejected with Superseded. An aborted call is not counted. After
+   * a lost connection the count may be one too high, never too low: then the lease ends the hold.
    */
   reentrant?: boolean;
   /** The hold ends with its connection, which is opened for it. */
@@ -39,13 +39,18 @@ export interface Options {
   also?: readonly string[];
   /**
    * Who holds the lock; a random string for every hold by default. One that you give must be unique to a
-   * holder, and no grant is taken back for it when acquire() gives up: ask again with the same owner.
+   * holder. If acquire() fails, what it may have got is released, unless another hold of this process has the
+   * same owner and lock: that one is kept. So an aborted upgrade leaves the shared hold as it is; if the
+   * upgrade was granted in the same moment, the hold is exclusive and has a new token.
    */
   owner?: string;
 }
 
 export interface Cancel {
-  /** Leave the line. */
+  /**
+   * Leave the line. acquire() rejects when the server has confirmed that nothing is held and nobody waits; if
+   * there is no answer, after half of `timeout`.
+   */
   signal?: AbortSignal;
 }
 

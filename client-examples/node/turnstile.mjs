@@ -153,6 +153,7 @@ class OwnConnection extends Connection {
 
 const plain = (arg) => (arg instanceof Uint8Array ? arg : String(arg));
 const now = () => performance.now();
+const held = new Set(); // the locks that are held under an owner of the caller's: other calls may use it too
 const longest = 2 ** 31 - 1; // a longer timer would fire at once
 const pause = 50; // before a connection that failed is tried again
 
@@ -176,23 +177,29 @@ function within(ms, promise, signal) {
  * connection of its own, which does not depend on how and when the library reconnects. Each try has
  * `patience`, all together have until `end`. `sent` is when the try that was answered was sent, and
  * `again` says that the server may have been asked twice. With `keep` the connection of its own is
- * left open, for the caller to close: it is `via`.
+ * left open, for the caller to close: it is `via`. If `abandoned` is given, it gets the requests that may
+ * still be answered, each with its connection, which the caller has to close too.
  */
-async function ask(connection, request, { own = false, keep = false, once = false, patience, end, signal }) {
+async function ask(connection, request, options) {
+  const { keep = false, once = false, abandoned, patience, end, signal } = options;
+  let { own = false } = options;
   let failure;
   for (let tries = 1; ; tries++) {
     signal?.throwIfAborted();
     const time = () => Math.min(patience(), end - now());
-    let via;
+    let via, answer;
     try {
       via = own ? await connection.open(time(), signal) : connection;
       const socket = via.socket();
       const sent = now();
-      const reply = await within(time(), via.send(...request()), signal);
+      answer = via.send(...request());
+      const reply = await within(time(), answer, signal);
       if (own && !keep) via.close();
       return { reply, sent, via, again: tries > 1 || via.socket() !== socket };
     } catch (error) {
-      if (own) via?.close();
+      const late = error instanceof Unavailable || signal?.aborted;
+      if (own && late && answer && abandoned) abandoned.push({ via, answer });
+      else if (own) via?.close();
       if (!(error instanceof Unavailable)) throw error;
       failure = error.cause ??= failure; // why, also if the last try was merely late
       if (once || now() + pause >= end) throw error;
@@ -264,6 +271,7 @@ export class Lock {
     let via = this.#connection;
     let grant;
     let unsure = false; // a request without an answer may be under way still, and be granted later
+    const abandoned = []; // such requests, on connections of their own
     const request = async (own, waiting) => {
       let asked = false;
       const patience = () => waiting() + timeout / 2; // so the server's time-out comes first
@@ -272,13 +280,10 @@ export class Lock {
         asked = true;
         return locks.acquire(this.#options, waiting());
       };
-      grant = await ask(this.#connection, command, { own, keep: session, patience, end, signal });
+      grant = await ask(this.#connection, command, { own, keep: session, abandoned, patience, end, signal });
       unsure ||= grant.again;
       if (session) via = grant.via;
     };
-    // Leaves no grant behind. It goes over the shared connection, to queue behind a request that is
-    // stuck there. An owner that others know may hold the lock through them, and is left alone.
-    const takeBack = () => owner || this.#connection.send(...locks.release()).catch(() => {});
     try {
       // A lock that is free costs no connection. Waiting blocks a connection, so it has its own; so
       // has a session; and so has what is counted, because ioredis might send it twice.
@@ -286,8 +291,8 @@ export class Lock {
       if (!grant || (grant.reply === null && wait > 0)) await request(true, left);
       let { reply, sent } = grant;
       if (reply === null) {
+        if (unsure) await this.#leaveNothing(locks, abandoned);
         via.close();
-        if (unsure) takeBack();
         return null;
       }
       if (now() - sent > lease / 3) {
@@ -297,13 +302,41 @@ export class Lock {
         if (Number(touched.reply) < locks.count) throw new Lost(`${this.key} was lost on the way here`);
         sent = touched.sent;
       }
+      for (const { via: late } of abandoned) late.close();
       return new Hold(via, locks, Number(reply), sent, this.#options);
     } catch (error) {
-      via.close();
       // If a reply was lost, so may be a grant. After a plain no of the server there is nothing to undo.
-      if (unsure || grant?.reply || error instanceof Unavailable || signal?.aborted) takeBack();
+      const undo = unsure || grant?.reply || abandoned.length || error instanceof Unavailable || signal?.aborted;
+      if (undo) await this.#leaveNothing(locks, abandoned, grant?.reply);
+      via.close();
       throw error;
     }
+  }
+
+  /**
+   * Ends the wait and gives up what may have been granted. The abandoned requests are read to their end, and
+   * their connections closed. It takes a round trip, and half of `timeout` at most.
+   */
+  async #leaveNothing(locks, abandoned, granted) {
+    const { owner, reentrant, timeout } = this.#options;
+    const end = now() + timeout / 2;
+    const release = (connection) => connection.send(...locks.release());
+    if (!owner || !locks.heldElsewhere()) {
+      // One release on the shared connection ends a wait. One stands behind each request, and gives up what
+      // the request brought before that. But a release that overtakes a request does not end its wait.
+      let answered = false;
+      const behind = Promise.allSettled(abandoned.map(({ via }) => release(via))).then(() => (answered = true));
+      do {
+        await within(end - now(), release(this.#connection)).catch(() => {});
+        await Promise.race([behind, sleep(pause)]);
+      } while (!answered && now() < end);
+    } else if (reentrant) {
+      // The owner holds the lock already, so the request is answered at once and counts one more.
+      const counted = abandoned.map(async ({ via, answer }) => (await answer) && release(via));
+      if (granted) counted.push(release(this.#connection));
+      await within(end - now(), Promise.allSettled(counted)).catch(() => {});
+    } // else it is an upgrade. A release would give up the older hold too, so the wait ends with its connection.
+    for (const { via } of abandoned) via.close();
   }
 }
 
@@ -312,7 +345,8 @@ class Locks {
   constructor(key, owner, also) {
     this.key = key;
     this.owner = owner;
-    this.count = 1 + also.length;
+    this.keys = [key, ...also];
+    this.count = this.keys.length;
     this.also = also.length ? ['ALSO', also.length, ...also] : [];
   }
 
@@ -333,6 +367,12 @@ class Locks {
 
   release() {
     return ['LOCK.RELEASE', this.key, this.owner, ...this.also];
+  }
+
+  /** Whether another call got one of the locks for the same owner, and its hold lasts. */
+  heldElsewhere() {
+    const same = ({ owner, keys }) => owner === this.owner && keys.some((key) => this.keys.includes(key));
+    return [...held].some(same);
   }
 
   fence(token, command) {
@@ -361,6 +401,7 @@ export class Hold {
     this.owner = locks.owner;
     this.token = token; // below 2^53: exact
     this.signal = this.#told.signal;
+    if (options.owner) held.add(locks);
     if (options.session) connection.onClose(() => this.#released || this.#lose('its connection closed'));
     if (options.maxHold) this.#timer('maximum', options.maxHold, () => this.#tooLong());
     this.#extend(sent, options.lease);
@@ -469,6 +510,7 @@ export class Hold {
   }
 
   #stop(reason) {
+    held.delete(this.#locks);
     for (const name in this.#timers) clearTimeout(this.#timers[name]);
     this.#stopped.abort(reason);
   }

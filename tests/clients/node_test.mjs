@@ -7,6 +7,7 @@
 
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { createRequire } from 'node:module';
@@ -14,7 +15,7 @@ import net from 'node:net';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { after, before, describe, test } from 'node:test';
-import { setTimeout as sleep } from 'node:timers/promises';
+import { setImmediate as nextTurn, setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import * as client from '../../client-examples/node/turnstile.mjs';
 
@@ -245,6 +246,7 @@ describe('turnstile.mjs', { concurrency: 3 }, () => {
         assert.ok(hold.signal.reason instanceof Lost, String(hold.signal.reason));
         return performance.now();
       };
+      const counter = async (from, name) => Number(new RegExp(`turnstile_${name}:(\\d+)`).exec(await from.ask('INFO', 'turnstile'))[1]);
       const isFree = (key) => until(async () => !(await server.holders(key)).length, `${key} is free`, 1_000);
 
       test('acquire, try, release', async () => {
@@ -305,6 +307,136 @@ describe('turnstile.mjs', { concurrency: 3 }, () => {
         await server.waiting(lock.key, 0);
         await hold.release();
         await assert.rejects(lock.acquire({ signal: cancel.signal }), /enough/);
+        await isFree(lock.key);
+      });
+
+      // When acquire() has rejected, the server has neither a hold nor a waiter of it. 200 times each, because
+      // what is at stake is which of two connections the server reads first.
+      const tries = 200;
+      const left = async (keys) => {
+        const held = await Promise.all(keys.map((key) => server.ask('LOCK.INFO', key)));
+        return held.filter((info) => info !== null).length;
+      };
+
+      for (const [whose, owner] of [['a random owner', () => undefined], ["the caller's owner", () => randomUUID()]]) {
+        test(`aborted in line, then the hold is released: no hold is left (${whose})`, async () => {
+          const keys = [];
+          for (let i = 0; i < tries; ++i) {
+            keys.push(newKey());
+            const hold = await locks.lock(keys[i], { lease: 60_000 }).acquire();
+            const cancel = new AbortController();
+            const waiter = locks.lock(keys[i], { lease: 60_000, wait: 60_000, owner: owner() });
+            const rejected = assert.rejects(waiter.acquire({ signal: cancel.signal }), /enough/);
+            await server.waiting(keys[i]);
+            cancel.abort(new Error('enough'));
+            if (i % 2) await rejected;
+            await hold.release();
+            await rejected;
+          }
+          assert.equal(await left(keys), 0);
+        });
+
+        test(`aborted at any moment: no hold is left (${whose})`, async () => {
+          const keys = [];
+          for (let i = 0; i < tries; ++i) {
+            keys.push(newKey(), newKey());
+            const [key, other] = keys.slice(-2);
+            const hold = i % 2 ? await locks.lock(key, { lease: 60_000 }).acquire() : null;
+            const cancel = new AbortController();
+            const waiter = locks.lock(key, { lease: 60_000, wait: 60_000, owner: owner(), also: [other], session: i % 3 === 0 });
+            const acquired = waiter.acquire({ signal: cancel.signal }).then((got) => got.release(), (error) => assert.match(error.message, /enough/));
+            for (let turn = 0; turn < i % 20; ++turn) await nextTurn();
+            cancel.abort(new Error('enough'));
+            await Promise.all([hold?.release(), acquired]);
+          }
+          assert.equal(await left(keys), 0);
+        });
+
+        for (const when of ['before', 'after']) {
+          test(`aborted before the request arrives, the lock is released ${when} it does (${whose})`, async (t) => {
+            const proxy = await proxyTo(t, server.port, () => false, (data) => data.includes('WAIT'));
+            const lock = (await connect(t, proxy.port)).lock(newKey(), { lease: 60_000, wait: 60_000, owner: owner() });
+            const hold = await locks.lock(lock.key, { lease: 60_000 }).acquire();
+            const stale = await counter(server, 'stale_releases');
+            const cancel = new AbortController();
+            const rejected = assert.rejects(lock.acquire({ signal: cancel.signal }), /enough/);
+            await until(() => proxy.stuck, 'asked');
+            cancel.abort(new Error('enough'));
+            await until(async () => (await counter(server, 'stale_releases')) > stale, 'a release overtakes the request');
+            if (when === 'before') await hold.release();
+            proxy.resume();
+            await rejected;
+            if (when === 'after') {
+              await server.waiting(lock.key, 0);
+              await hold.release();
+            }
+            assert.equal(await left([lock.key]), 0);
+          });
+        }
+      }
+
+      test('an aborted request that is never answered is given up in time', async (t) => {
+        const proxy = await proxyTo(t, server.port, () => false, (data) => data.includes('WAIT'));
+        const lock = (await connect(t, proxy.port)).lock(newKey(), { wait: 60_000, timeout: 300 });
+        const hold = await locks.lock(lock.key).acquire();
+        const cancel = new AbortController();
+        const rejected = assert.rejects(lock.acquire({ signal: cancel.signal }), /enough/);
+        await until(() => proxy.stuck, 'asked');
+        cancel.abort(new Error('enough'));
+        await rejected;
+        assert.match(proxy.stuck, /LOCK\.ACQUIRE[^]*LOCK\.RELEASE/, 'a release stands behind the request');
+        await hold.release();
+        await isFree(lock.key);
+      });
+
+      test('an aborted upgrade keeps the shared hold', async () => {
+        const key = newKey();
+        const other = await locks.lock(key, { shared: true }).acquire();
+        const reader = await locks.lock(key, { shared: true, owner: 'upgrade' }).acquire();
+        for (let i = 0; i < 20; ++i) {
+          const cancel = new AbortController();
+          const writer = locks.lock(key, { wait: 60_000, owner: 'upgrade' });
+          const rejected = assert.rejects(writer.acquire({ signal: cancel.signal }), /enough/);
+          await server.waiting(key);
+          cancel.abort(new Error('enough'));
+          await rejected;
+          await server.waiting(key, 0);
+          await reader.touch();
+        }
+        await other.release();
+        await reader.run('SET', key + ':data', 'x'); // under the token of before
+        await reader.release();
+        await isFree(key);
+      });
+
+      test('an upgrade aborted just before the shared hold is released: no hold is left', async () => {
+        const keys = [];
+        for (let i = 0; i < tries / 4; ++i) {
+          keys.push(newKey());
+          const other = await locks.lock(keys[i], { shared: true, lease: 60_000 }).acquire();
+          const reader = await locks.lock(keys[i], { shared: true, lease: 60_000, owner: 'upgrade' }).acquire();
+          const cancel = new AbortController();
+          const writer = locks.lock(keys[i], { wait: 60_000, lease: 60_000, owner: 'upgrade' });
+          const rejected = assert.rejects(writer.acquire({ signal: cancel.signal }), /enough/);
+          await server.waiting(keys[i]);
+          cancel.abort(new Error('enough'));
+          await Promise.all([other.release(), reader.release(), rejected]);
+        }
+        await until(async () => (await left(keys)) === 0, 'all are free', 1_000);
+      });
+
+      test('an aborted re-entry keeps the count', async () => {
+        const lock = locks.lock(newKey(), { reentrant: true, lease: 60_000, wait: 60_000 });
+        const outer = await lock.acquire();
+        for (let i = 0; i < tries / 2; ++i) {
+          const cancel = new AbortController();
+          const inner = lock.acquire({ signal: cancel.signal }).then((got) => got.release(), (error) => assert.match(error.message, /enough/));
+          for (let turn = 0; turn < i % 20; ++turn) await nextTurn();
+          cancel.abort(new Error('enough'));
+          await inner;
+        }
+        assert.equal((await server.holders(lock.key))[0].count, 1);
+        await outer.release();
         await isFree(lock.key);
       });
 
@@ -557,7 +689,6 @@ describe('turnstile.mjs', { concurrency: 3 }, () => {
       });
 
       const nothing = () => false;
-      const counter = async (from, name) => Number(new RegExp(`turnstile_${name}:(\\d+)`).exec(await from.ask('INFO', 'turnstile'))[1]);
 
       for (const wait of [0, 100]) {
         test(`refused while an older request is stuck: nothing is left behind (wait ${wait})`, async (t) => {

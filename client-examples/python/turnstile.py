@@ -89,6 +89,7 @@ NO_ANSWER = (redis.ConnectionError, redis.TimeoutError)
 ANSWERED = (LockError, redis.ResponseError)
 NOT_OURS = "the server says that it is not ours any more"
 PAUSE = 0.05  # between tries to reach the server
+HELD = set()  # the holds whose owner the caller chose: other calls may use the same owner
 
 
 class LockTerms:
@@ -103,7 +104,10 @@ class LockTerms:
         *,
         owner=None,  # None: a new random one for each hold. A worker that takes one lock while it
         # holds another gives both the same owner: only so can the server see a deadlock. On the
-        # same key the same owner is one holder: without reentrant the inner release ends the outer
+        # same key the same owner is one holder: without reentrant the inner release ends the outer.
+        # But an acquire() that fails leaves another hold of this process as it is. So an upgrade
+        # that is interrupted keeps the shared hold; if it was granted in the same moment, that hold
+        # is exclusive and has a new token
         shared=False,
         limit=None,
         reentrant=False,  # needs an owner. After a lost reply the server may count one too many:
@@ -129,6 +133,7 @@ class LockTerms:
         self.max_hold = math.inf if max_hold is None else max_hold
         self.reply_timeout = reply_timeout
         self.keys = 1 + len(also)
+        self.names = {key, *also}
         self.entered = {}  # the holds of the `with` blocks that a thread or task is in
         self.also = ["ALSO", len(also), *also] if also else []
         self.options = ["SHARED"] if shared else []
@@ -159,6 +164,11 @@ class LockTerms:
 
     def release_command(self, owner):
         return ["LOCK.RELEASE", self.key, owner, *self.also]
+
+    def held_elsewhere(self):
+        """Whether another call has got one of these locks for the same owner, and holds it."""
+        others = list(HELD) if self.owner else []  # other threads may change HELD meanwhile
+        return any(h.owner == self.owner and h.names & self.names for h in others)
 
     def may_retry(self, error, deadline):
         if isinstance(error, redis.AuthenticationError):  # a ConnectionError too
@@ -192,6 +202,9 @@ class HoldState:
         self._released = None  # what release() answered
         self._max_end = start + terms.max_hold
         self._lease_starts(start)
+        self.names = terms.names
+        if terms.owner:
+            HELD.add(self)
 
     def _lease_starts(self, start):
         """`start` is when we asked. The server's lease began later, so it lasts beyond `until`."""
@@ -222,6 +235,7 @@ class HoldState:
 
     def _lose(self, why):
         self._why = self._why or why  # the first reason is the one that counts
+        HELD.discard(self)
         self.lost.set()
 
     def check(self):
@@ -296,9 +310,11 @@ class Lock(LockTerms):
         start = time.monotonic()
         wait = max(0.0, deadline - start)
         # The server does the waiting, and we have to be more patient than it is.
-        token = link.ask(wait + self.reply_timeout, self.acquire_command(owner, wait))
+        command = self.acquire_command(owner, wait)
+        token = link.ask(wait + self.reply_timeout, command, stay=True)
         if token is None:
             raise NotAcquired(f"{self.key!r} is taken")
+        link.brought = token
         if time.monotonic() >= start + self.lease / 3:
             # It waited in line, and only the server knows when the lease began: let it begin anew.
             start = time.monotonic()
@@ -313,16 +329,31 @@ class Lock(LockTerms):
         return Hold(self, owner, token, start, link)
 
     def _leave_nothing(self, link, owner):
-        """Gives back what may have been granted without our knowing, if the server can be reached.
+        """Ends the wait and gives back what may have been granted, if the server can be reached.
 
-        Not with an owner of the caller's: that could be an older hold. There the lease ends it.
+        Closing the connection is not enough: the server may hand us the lock before it notices.
         """
-        if self.owner:
-            return
+        deadline = time.monotonic() + self.reply_timeout
+        command = self.release_command(owner)
+        other = Link(self.connection())
         try:
-            link.ask(self.reply_timeout, self.release_command(owner))
+            if not self.held_elsewhere():
+                # The release behind the question gives up what the question brought. The other one
+                # ends the wait; it does nothing if it overtakes the question, hence the loop.
+                link.send_behind(command)
+                while True:
+                    other.ask(self.reply_timeout, command)
+                    if link.read_on(PAUSE) or time.monotonic() >= deadline:
+                        break
+            elif self.reentrant and link.read_on(self.reply_timeout) and link.brought:
+                # The owner held it already, so this was counted at once.
+                other.ask(self.reply_timeout, command)
+            # Else it is an upgrade. A release would give up the older hold too, so the wait ends
+            # with its connection.
         except (redis.RedisError, LockError):
             pass
+        finally:
+            other.close()
 
     def try_acquire(self):
         """A Hold, or None if it cannot be had at once."""
@@ -403,6 +434,7 @@ class Hold(HoldState):
                     self._released = self._give_up()
             finally:
                 self._link.close()
+                HELD.discard(self)
         return self._released
 
     def _give_up(self):
@@ -442,22 +474,56 @@ class Link:
 
     def __init__(self, connection):
         self._connection = connection
+        self._owed = 0  # answers that are still to come
+        self.brought = None  # the token, also if it came when nobody waited for it any more
 
-    def ask(self, timeout, command):
-        """The answer. Connects if need be; after an error the next question does."""
+    def ask(self, timeout, command, stay=False):
+        """The answer. Connects if need be; after an error the next question does.
+
+        With `stay` the connection stays open if there is no answer in time, or if we are
+        interrupted: see read_on().
+        """
         connection = self._connection
+        if self._owed:
+            self.close()
         deadline = time.monotonic() + timeout
         connection.socket_timeout = connection.socket_connect_timeout = max(timeout, 0.001)
         try:
+            connection.connect()
+            self._owed = 1
             connection.send_command(*command)
             if not connection.can_read(max(deadline - time.monotonic(), 0.001)):
                 raise redis.TimeoutError(f"no answer in {timeout:.3f} s")
-            return connection.read_response()
+            answer = connection.read_response()
+            self._owed = 0
+            return answer
         except redis.ResponseError as error:
+            self._owed = 0
             raise explained(error) from None
-        except BaseException:
-            connection.disconnect()  # or a late answer would be taken for that of the next question
+        except BaseException as error:
+            # Closed, or a late answer would be taken for that of the next question.
+            broken = isinstance(error, redis.ConnectionError) or not connection._sock
+            if broken or not stay:
+                self.close()
             raise
 
+    def send_behind(self, command):
+        """Sends one more command, if the answer to a question is still to come."""
+        if self._owed:
+            self._owed += 1
+            self._connection.send_command(*command)
+
+    def read_on(self, timeout):
+        """Reads the answers that are still to come. Whether that was all of them."""
+        while self._owed and self._connection.can_read(timeout):
+            try:
+                answer = self._connection.read_response()
+                self.brought = self.brought or answer
+            except redis.ResponseError:
+                pass
+            self._owed -= 1
+        return not self._owed
+
     def close(self):
+        self._owed = 0
         self._connection.disconnect()

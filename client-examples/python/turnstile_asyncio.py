@@ -16,7 +16,7 @@ import time
 
 import redis
 
-from turnstile import ANSWERED, NO_ANSWER, NOT_OURS, PAUSE, HoldState, LockTerms, explained
+from turnstile import ANSWERED, HELD, NO_ANSWER, NOT_OURS, PAUSE, HoldState, LockTerms, explained
 from turnstile import Deadlock, Fenced, LockError, Lost, Moved, NotAcquired, NotPrimary
 from turnstile import Superseded, WaitLimit
 
@@ -54,9 +54,11 @@ class Lock(LockTerms):
         start = time.monotonic()
         wait = max(0.0, deadline - start)
         # The server does the waiting, and we have to be more patient than it is.
-        token = await link.ask(wait + self.reply_timeout, self.acquire_command(owner, wait))
+        command = self.acquire_command(owner, wait)
+        token = await link.ask(wait + self.reply_timeout, command, stay=True)
         if token is None:
             raise NotAcquired(f"{self.key!r} is taken")
+        link.brought = token
         if time.monotonic() >= start + self.lease / 3:
             # It waited in line, and only the server knows when the lease began: let it begin anew.
             start = time.monotonic()
@@ -71,16 +73,31 @@ class Lock(LockTerms):
         return Hold(self, owner, token, start, link)
 
     async def _leave_nothing(self, link, owner):
-        """Gives back what may have been granted without our knowing, if the server can be reached.
+        """Ends the wait and gives back what may have been granted, if the server can be reached.
 
-        Not with an owner of the caller's: that could be an older hold. There the lease ends it.
+        Closing the connection is not enough: the server may hand us the lock before it notices.
         """
-        if self.owner:
-            return
+        deadline = time.monotonic() + self.reply_timeout
+        command = self.release_command(owner)
+        other = Link(self.connection())
         try:
-            await link.ask(self.reply_timeout, self.release_command(owner))
+            if not self.held_elsewhere():
+                # The release behind the question gives up what the question brought. The other one
+                # ends the wait; it does nothing if it overtakes the question, hence the loop.
+                await link.send_behind(command)
+                while True:
+                    await other.ask(self.reply_timeout, command)
+                    if await link.read_on(PAUSE) or time.monotonic() >= deadline:
+                        break
+            elif self.reentrant and await link.read_on(self.reply_timeout) and link.brought:
+                # The owner held it already, so this was counted at once.
+                await other.ask(self.reply_timeout, command)
+            # Else it is an upgrade. A release would give up the older hold too, so the wait ends
+            # with its connection.
         except (redis.RedisError, LockError):
             pass
+        finally:
+            await other.close()
 
     async def try_acquire(self):
         """A Hold, or None if it cannot be had at once."""
@@ -172,6 +189,7 @@ class Hold(HoldState):
                     self._released = await self._give_up()
         finally:
             self._keeper.cancel()  # also if we are cancelled here, or it would renew for ever
+            HELD.discard(self)
             await self._link.close()
         return self._released
 
@@ -220,11 +238,21 @@ class Link:
 
     def __init__(self, connection):
         self._connection = connection
+        self._talks = []  # tasks: a question and its answer, perhaps also what was sent behind it
+        self._sent = False  # whether the question may have reached the server
+        self.brought = None  # the token, also if it came when nobody waited for it any more
         connection.socket_timeout = connection.socket_connect_timeout = None  # see ask()
 
-    async def ask(self, timeout, command):
-        """The answer. Connects if need be; after an error the next question does."""
+    async def ask(self, timeout, command, stay=False):
+        """The answer. Connects if need be; after an error the next question does.
+
+        With `stay` the connection stays open if there is no answer in time, or if we are
+        cancelled: see read_on().
+        """
+        if self._owed():
+            await self.close()
         talk = asyncio.create_task(self._talk(command))
+        self._talks = [talk]
         try:
             if not (await asyncio.wait([talk], timeout=timeout))[0]:
                 raise redis.TimeoutError(f"no answer in {timeout:.3f} s")
@@ -232,20 +260,48 @@ class Link:
         except redis.ResponseError as error:
             raise explained(error) from None
         except BaseException:
-            # Closed, or a late answer would be taken for that of the next question. And closed
-            # before it is cancelled, because redis-py then takes leave itself: see close().
-            self._abort()
-            talk.cancel()
-            await asyncio.gather(talk, return_exceptions=True)
-            await self.close()
+            # Closed, or a late answer would be taken for that of the next question.
+            if not (stay and self._sent):
+                await self.close()
             raise
 
     async def _talk(self, command):
+        self._sent = False
+        await self._connection.connect()
+        self._sent = True
         await self._connection.send_command(*command)
         return await self._connection.read_response()
 
+    def _owed(self):
+        return [talk for talk in self._talks if not talk.done()]
+
+    async def send_behind(self, command):
+        """Sends one more command, if the answer to a question is still to come."""
+        if self._owed():
+            self._talks.append(asyncio.create_task(self._talk_behind(*self._talks, command)))
+
+    async def _talk_behind(self, first, command):
+        await self._connection.send_command(*command)
+        await asyncio.wait([first])
+        if first.exception() is None or isinstance(first.exception(), redis.ResponseError):
+            await self._connection.read_response()
+
+    async def read_on(self, timeout):
+        """Reads the answers that are still to come. Whether that was all of them."""
+        if self._owed() and (await asyncio.wait(self._owed(), timeout=timeout))[1]:
+            return False
+        for answer in await asyncio.gather(*self._talks[:1], return_exceptions=True):
+            if not isinstance(answer, BaseException):
+                self.brought = self.brought or answer
+        return True
+
     async def close(self):
         """Closes it at once. redis-py alone would wait for the peer, with TLS up to 30 s."""
+        # Closed before it is cancelled, because redis-py then takes leave itself.
+        self._abort()
+        for talk in self._owed():
+            talk.cancel()
+        await asyncio.gather(*self._talks, return_exceptions=True)
         self._abort()
         await self._connection.disconnect()
 

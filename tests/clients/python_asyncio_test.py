@@ -5,6 +5,7 @@
 
 import asyncio
 import pathlib
+import secrets
 import signal
 import socket
 import ssl
@@ -20,7 +21,8 @@ import redis.asyncio
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from python_test import PATIENCE_S, SLACK_S, Proxy, Server  # noqa: E402
-from python_test import eventually, lock_connection, lock_info, times_asked, waiting  # noqa: E402
+from python_test import eventually, lock_connection, lock_info, stale_releases  # noqa: E402
+from python_test import times_asked, waiting  # noqa: E402
 from turnstile_asyncio import Deadlock, Fenced, Lock, Lost, Moved, NotAcquired  # noqa: E402
 from turnstile_asyncio import NotPrimary, Superseded, WaitLimit  # noqa: E402
 
@@ -360,6 +362,140 @@ class Cancellation(LockTest):
         with self.assertRaises(asyncio.CancelledError):
             await task
         await self.soon(lambda: not self.look.exists(self.key), "nothing to be left behind")
+
+
+class CancelledAcquire(LockTest):
+    """When acquire() was cancelled, the server has neither a hold nor a waiter of it.
+
+    Repeated often, because what is at stake is which of two connections the server reads first.
+    """
+
+    TRIES = 200
+
+    def left(self, keys):
+        return [key for key in keys if lock_info(self.look, key) is not None]
+
+    def owners(self):
+        return {"random": lambda: None, "the caller's": lambda: secrets.token_hex(16)}.items()
+
+    async def cancelled(self, task):
+        task.cancel()
+        with self.assertRaises(asyncio.CancelledError):
+            await task
+
+    async def test_in_line_leaves_nothing(self):
+        for whose, owner in self.owners():
+            with self.subTest(whose):
+                keys = [f"{self.key}:{whose}:{i}" for i in range(self.TRIES)]
+                for key in keys:
+                    hold = await self.lock(key, lease=60.0).acquire()
+                    lock = self.lock(key, wait=60.0, lease=60.0, owner=owner())
+                    task = asyncio.create_task(lock.acquire())
+                    await self.in_line(key=key)
+                    await asyncio.gather(self.cancelled(task), hold.release())
+                self.assertEqual(self.left(keys), [])
+
+    async def test_at_any_moment_leaves_nothing(self):
+        for whose, owner in self.owners():
+            with self.subTest(whose):
+                keys = [f"{self.key}:{whose}:{i}" for i in range(self.TRIES // 2)]
+                for i, key in enumerate(keys):
+                    options = {"owner": owner(), "also": [key + ":b"], "session": i % 3 == 0}
+                    lock = self.lock(key, wait=60.0, lease=60.0, **options)
+                    hold = await self.lock(key, lease=60.0).acquire() if i % 2 else None
+                    task = asyncio.create_task(lock.acquire())
+                    for _ in range(i % 30):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                    if hold:
+                        await hold.release()
+                    try:
+                        await (await task).release()
+                    except asyncio.CancelledError:
+                        pass
+                self.assertEqual(self.left(keys), [])
+
+    async def test_before_the_request_arrives(self):
+        for whose, owner in self.owners():
+            for when in ("before", "after"):
+                with self.subTest(whose, released=when):
+                    proxy = self.proxy()
+                    proxy.hold_back(b"LOCK.ACQUIRE")
+                    client = self.client_of(proxy)
+                    lock = self.lock(client=client, wait=60.0, lease=60.0, owner=owner())
+                    hold = await self.lock(lease=60.0).acquire()
+                    stale = stale_releases(self.look)
+                    task = asyncio.create_task(lock.acquire())
+                    await self.soon(lambda: proxy.holds_back(b"LOCK.ACQUIRE"), "the request")
+                    task.cancel()
+                    await self.soon(lambda: stale_releases(self.look) > stale, "a release")
+                    if when == "before":
+                        await hold.release()
+                    proxy.let_through()
+                    with self.assertRaises(asyncio.CancelledError):
+                        await task
+                    self.assertEqual(waiting(self.look, self.key), 0)
+                    await hold.release()
+                    self.assertEqual(self.left([self.key]), [])
+
+    async def test_without_an_answer_in_time(self):
+        for whose, owner in self.owners():
+            with self.subTest(whose):
+                server = Server()
+                self.addCleanup(server.close)
+                options = {"wait": 0.1, "lease": 60.0, "reply_timeout": 0.2, "owner": owner()}
+                server.pause()
+                with self.assertRaises(redis.TimeoutError):
+                    await self.lock(client=self.client_of(server), **options).acquire()
+                server.go_on()  # and only now it reads the request and the release behind it
+                look = server.client()
+                await self.soon(lambda: len(look.client_list()) == 1, "the connections to close")
+                self.assertIsNone(lock_info(look, self.key))
+                look.connection_pool.disconnect()
+
+    async def test_twice_leaves_nothing(self):
+        keys = [f"{self.key}:{i}" for i in range(self.TRIES // 4)]
+        for i, key in enumerate(keys):
+            hold = await self.lock(key, lease=60.0).acquire()
+            task = asyncio.create_task(self.lock(key, wait=60.0, lease=60.0).acquire())
+            await self.in_line(key=key)
+            task.cancel()
+            for _ in range(1 + i % 10):
+                await asyncio.sleep(0)
+            task.cancel()
+            await hold.release()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+        await self.soon(lambda: self.left(keys) == [], "nothing to be left behind")
+
+    async def test_of_an_upgrade_keeps_the_shared_hold(self):
+        other = await self.lock(shared=True).acquire()
+        async with self.lock(shared=True, owner="upgrade") as reader:
+            for _ in range(20):
+                task = asyncio.create_task(self.lock(wait=60.0, owner="upgrade").acquire())
+                await self.in_line()
+                await self.cancelled(task)
+                await self.in_line(0)
+                await reader.touch()
+            await other.release()
+            await reader.run("SET", self.key + ":data", "x")  # under the token of before
+        self.assertEqual(self.left([self.key]), [])
+
+    async def test_of_a_re_entry_keeps_the_count(self):
+        options = {"owner": "alice", "reentrant": True, "lease": 60.0}
+        async with self.lock(**options):
+            for i in range(self.TRIES // 2):
+                task = asyncio.create_task(self.lock(**options).acquire())
+                for _ in range(i % 30):
+                    await asyncio.sleep(0)
+                task.cancel()
+                try:
+                    await (await task).release()
+                except asyncio.CancelledError:
+                    pass
+            [holder] = lock_info(self.look, self.key)["holders"]
+            self.assertEqual(holder["count"], 1)
+        self.assertEqual(self.left([self.key]), [])
 
 
 class SilentPeer:

@@ -78,9 +78,10 @@ type Lock struct {
 //
 // The server sees a deadlock only if it knows who waits for whom. So a worker that takes one lock while it
 // holds another gives both the same Options.Owner: a random string of its own, never shared with another
-// goroutine, because for the server the same owner is the same holder. Therefore a call that gives up after
-// a lost reply releases nothing in the name of such an owner, as it may be what a newer call got: if the
-// reply was a grant, its lease ends it.
+// goroutine, because for the server the same owner is the same holder. An Acquire that fails releases what it
+// may have got, unless the owner has another Hold of the same lock from the same pool: that one is kept. So an
+// upgrade that is cancelled leaves the shared hold as it is; if it was granted in the same moment, that hold is
+// exclusive and has a new token.
 func New(pool *redis.Pool, key string, o Options) *Lock {
 	if o.Lease == 0 {
 		o.Lease = 10 * time.Second
@@ -112,7 +113,9 @@ func (l *Lock) With(ctx context.Context, work func(context.Context, *Hold) error
 	return work(h.Context(ctx), h)
 }
 
-// Acquire takes the lock, or stands in line for it for Options.Wait. ctx is for the acquiring only.
+// Acquire takes the lock, or stands in line for it for Options.Wait. ctx is for the acquiring only. When it is
+// cancelled, Acquire returns as soon as the server has confirmed that nothing is held and nobody waits, or
+// after Options.Timeout.
 func (l *Lock) Acquire(ctx context.Context) (*Hold, error) { return l.acquire(ctx, l.o.Wait) }
 
 // TryAcquire takes the lock if that is possible at once.
@@ -150,11 +153,11 @@ func (l *Lock) acquire(caller context.Context, wait time.Duration) (*Hold, error
 				continue
 			}
 		}
-		n.close() // whoever waits leaves the line when the connection closes
-		// If this fails too, the lease ends what we may hold. So it does for an owner that is not ours alone.
-		if unsure && l.o.Owner == "" {
-			l.call(l.o.Timeout, "LOCK.RELEASE", l.args(owner)...)
+		// A newer call of the same owner may have taken over the place: then it is not ours to give up.
+		if newer := errors.Is(translate(err), ErrSuperseded) && l.o.Owner != ""; unsure && !newer {
+			n.leave(owner)
 		}
+		n.close()
 		if caller.Err() != nil {
 			return nil, caller.Err()
 		}
@@ -165,14 +168,20 @@ func (l *Lock) acquire(caller context.Context, wait time.Duration) (*Hold, error
 	}
 }
 
-// line is the connection on which a lock is asked for. A call that waits keeps its connection busy, a
-// session ends with its connection, and closing the connection is how to call a wait off. Such calls get a
-// connection of their own, which also leaves the pool to those who renew.
+// line is the connection on which a lock is asked for. A call that waits keeps its connection busy, and a
+// session ends with its connection. Such calls get a connection of their own, which also leaves the pool to
+// those who renew.
 type line struct {
-	lock *Lock
-	own  bool
-	conn redis.Conn
-	sent bool // whether the server may have heard of us
+	lock   *Lock
+	own    bool
+	conn   redis.Conn
+	sent   bool        // whether the server may have heard of us
+	answer chan answer // to a request that nobody waits for any more; nil: there is none
+}
+
+type answer struct {
+	reply interface{}
+	err   error
 }
 
 func (n *line) ask(ctx context.Context, owner string, wait time.Duration) (interface{}, error) {
@@ -182,25 +191,65 @@ func (n *line) ask(ctx context.Context, owner string, wait time.Duration) (inter
 	if err := n.connect(ctx); err != nil {
 		return nil, err
 	}
-	if n.own {
-		stop, stopped := make(chan struct{}), make(chan struct{})
-		defer func() { close(stop); <-stopped }()
-		go func() {
-			defer close(stopped)
-			select {
-			case <-ctx.Done():
-				n.conn.Close()
-			case <-stop:
-			}
-		}()
-	}
 	deadline, _ := ctx.Deadline()
 	timeout := time.Until(deadline)
 	if timeout <= 0 { // which redigo would take for no time-out
 		return nil, context.DeadlineExceeded
 	}
 	n.sent = true
-	return redis.DoWithTimeout(n.conn, timeout, "LOCK.ACQUIRE", n.lock.args(owner, n.lock.options(wait)...)...)
+	args := n.lock.args(owner, n.lock.options(wait)...)
+	if !n.own {
+		return redis.DoWithTimeout(n.conn, timeout, "LOCK.ACQUIRE", args...)
+	}
+	conn, answers := n.conn, make(chan answer, 1)
+	if err := conn.Send("LOCK.ACQUIRE", args...); err != nil {
+		return nil, err
+	}
+	if err := conn.Flush(); err != nil {
+		return nil, err
+	}
+	go func() {
+		reply, err := redis.ReceiveWithTimeout(conn, timeout+n.lock.o.Timeout) // so long may leave take
+		answers <- answer{reply, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.reply, a.err
+	case <-ctx.Done():
+		n.answer = answers
+		return nil, ctx.Err()
+	}
+}
+
+// leave ends the wait and gives up what may have been granted. Closing the connection is not enough: the server
+// may hand us the lock before it notices. If this fails too, the lease ends what we may hold.
+func (n *line) leave(owner string) {
+	l := n.lock
+	if l.heldElsewhere() {
+		return // an upgrade: a release would give up the older hold too, so the wait ends with its connection
+	}
+	release := func(timeout time.Duration) { l.call(timeout, "LOCK.RELEASE", l.args(owner)...) }
+	if n.answer != nil && n.conn.Send("LOCK.RELEASE", l.args(owner)...) == nil {
+		n.conn.Flush() // behind the request: it may arrive when we have gone
+	}
+	for end := time.Now().Add(l.o.Timeout); ; {
+		left := time.Until(end)
+		if left <= 0 {
+			return
+		}
+		release(left)
+		if n.answer == nil {
+			return
+		}
+		select {
+		case a := <-n.answer:
+			if a.err == nil && a.reply != nil {
+				release(l.o.Timeout) // granted after all
+			}
+			return
+		case <-time.After(retryPause): // perhaps the release has overtaken the request: then it did nothing
+		}
+	}
 }
 
 func (n *line) connect(ctx context.Context) (err error) {
@@ -263,6 +312,33 @@ func (l *Lock) args(owner string, options ...interface{}) []interface{} {
 	return args
 }
 
+// The holds whose owner the caller chose: other calls may use the same owner.
+var held = struct {
+	sync.Mutex
+	holds map[*Hold]bool
+}{holds: map[*Hold]bool{}}
+
+// heldElsewhere says whether another call got one of these locks for the same owner, and its hold lasts.
+func (l *Lock) heldElsewhere() bool {
+	held.Lock()
+	defer held.Unlock()
+	for h := range held.holds {
+		if h.lock.pool != l.pool || h.Owner != l.o.Owner {
+			continue
+		}
+		for _, a := range h.lock.keys() {
+			for _, b := range l.keys() {
+				if a == b {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+func (l *Lock) keys() []string { return append([]string{l.key}, l.o.Also...) }
+
 // call sends a command that answers at once, on a connection of the pool.
 func (l *Lock) call(timeout time.Duration, command string, args ...interface{}) (interface{}, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
@@ -307,6 +383,11 @@ func (l *Lock) newHold(n *line, owner string, token int64, sent time.Time) *Hold
 	})
 	if l.o.MaxHold > 0 {
 		h.max = time.AfterFunc(time.Until(sent.Add(l.o.MaxHold)), func() { h.finish(ErrMaxHold) })
+	}
+	if l.o.Owner != "" {
+		held.Lock()
+		held.holds[h] = true
+		held.Unlock()
 	}
 	go h.renew(sent)
 	return h
@@ -453,6 +534,9 @@ func (h *Hold) finish(why error) {
 		return
 	}
 	h.over, h.err = true, why
+	held.Lock()
+	delete(held.holds, h)
+	held.Unlock()
 	h.lease.Stop()
 	if h.max != nil {
 		h.max.Stop()

@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -35,6 +36,11 @@ var (
 		turnstile.ErrNotAcquired, turnstile.ErrLost, turnstile.ErrMaxHold, turnstile.ErrFenced, turnstile.ErrDeadlock,
 		turnstile.ErrSuperseded, turnstile.ErrWaitLimit, turnstile.ErrNotPrimary, turnstile.ErrMoved,
 	}
+	owners = map[string]func() string{
+		"a random owner":     func() string { return "" },
+		"the caller's owner": func() string { return fmt.Sprint("worker ", atomic.AddInt64(&ownersMade, 1)) },
+	}
+	ownersMade int64
 )
 
 func TestOneHolderAtATime(t *testing.T) {
@@ -311,17 +317,30 @@ func TestGivingUpLeavesNothingBehind(t *testing.T) {
 			if err == nil || isSentinel(err) {
 				t.Errorf("got %v", err)
 			}
-			wantBetween(t, time.Since(start), 600*time.Millisecond, 700*time.Millisecond+slack)
+			wantBetween(t, time.Since(start), 600*time.Millisecond, 1100*time.Millisecond+slack) // two time-outs
 			wantEqual(t, s.info("acquired"), 1)
 			wantEqual(t, s.do("EXISTS", "k"), int64(0))
 
-			// But not what an owner holds that is not this call's own.
-			_, err = turnstile.New(p.pool, "k",
-				turnstile.Options{Timeout: 200 * time.Millisecond, Owner: "worker"}).Acquire(ctx)
+			// Nor in the name of an owner that the caller has chosen.
+			mine := turnstile.Options{Timeout: 200 * time.Millisecond, Owner: "worker"}
+			_, err = turnstile.New(p.pool, "k", mine).Acquire(ctx)
 			if err == nil || isSentinel(err) {
 				t.Errorf("got %v", err)
 			}
-			wantEqual(t, s.do("EXISTS", "k"), int64(1))
+			wantEqual(t, s.info("acquired"), 2)
+			wantEqual(t, s.do("EXISTS", "k"), int64(0))
+
+			// But what that owner holds through another call is kept.
+			p.lose("LOCK.ACQUIRE", 0)
+			older := acquire(t, turnstile.New(p.pool, "k", mine))
+			p.lose("LOCK.ACQUIRE", 1<<30)
+			_, err = turnstile.New(p.pool, "k", mine).Acquire(ctx)
+			if err == nil || isSentinel(err) {
+				t.Errorf("got %v", err)
+			}
+			want(t, older.Touch())
+			want(t, older.Release())
+			wantEqual(t, s.do("EXISTS", "k"), int64(0))
 		})
 	}
 }
@@ -430,6 +449,163 @@ func TestCancellationAtTheGrant(t *testing.T) {
 			await(t, "nobody holds it", func() bool { return s.do("EXISTS", "k") == int64(0) && s.info("waiters") == 0 })
 		}
 	}
+}
+
+// When Acquire was cancelled, the server has neither a hold nor a waiter of it. 200 times, because what is at
+// stake is which of two connections the server reads first.
+func TestCancellationLeavesNothing(t *testing.T) {
+	for name, owner := range owners {
+		owner := owner
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := startServer(t)
+			for i := 0; i < 200; i++ {
+				key := fmt.Sprint("k", i)
+				hold, err := turnstile.New(s.pool, key, turnstile.Options{Lease: time.Minute}).Acquire(ctx)
+				want(t, err)
+				waiting, cancel := context.WithCancel(ctx)
+				result := make(chan error)
+				go func() {
+					_, err := turnstile.New(s.pool, key, turnstile.Options{
+						Lease: time.Minute, Wait: time.Minute, Owner: owner(), Also: []string{key + "b"}, Session: i%3 == 0,
+					}).Acquire(waiting)
+					result <- err
+				}()
+				s.awaitInfo(t, "waiters", 1)
+				cancel()
+				if i%2 == 0 {
+					err = <-result
+					want(t, hold.Release())
+				} else {
+					want(t, hold.Release())
+					err = <-result
+				}
+				if err != context.Canceled {
+					t.Fatalf("got %v", err)
+				}
+				wantEqual(t, s.info("waiters"), 0)
+			}
+			wantEqual(t, s.do("DBSIZE"), int64(0))
+		})
+	}
+}
+
+// The same at any moment of the call, on a lock that is free or held.
+func TestCancellationAtAnyMomentLeavesNothing(t *testing.T) {
+	for name, owner := range owners {
+		owner := owner
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := startServer(t)
+			for i := 0; i < 200; i++ {
+				key := fmt.Sprint("k", i)
+				if i%2 == 0 {
+					s.do("LOCK.ACQUIRE", key, "other", "PX", 60000)
+				}
+				waiting, cancel := context.WithCancel(ctx)
+				released := make(chan struct{})
+				time.AfterFunc(time.Duration(i%40)*50*time.Microsecond, func() {
+					cancel()
+					s.do("LOCK.RELEASE", key, "other")
+					close(released)
+				})
+				hold, err := turnstile.New(s.pool, key,
+					turnstile.Options{Lease: time.Minute, Wait: time.Minute, Owner: owner()}).Acquire(waiting)
+				if err == nil {
+					want(t, hold.Release())
+				} else if err != context.Canceled {
+					t.Fatalf("got %v", err)
+				}
+				<-released
+				wantEqual(t, s.info("waiters"), 0)
+			}
+			wantEqual(t, s.do("DBSIZE"), int64(0))
+		})
+	}
+}
+
+// The release overtakes the request.
+func TestCancellationBeforeTheRequestArrives(t *testing.T) {
+	for name, owner := range owners {
+		for _, before := range []bool{false, true} {
+			owner, before := owner, before
+			t.Run(fmt.Sprintf("%s, released before: %v", name, before), func(t *testing.T) {
+				t.Parallel()
+				s := startServer(t)
+				p := startProxy(t, s.address)
+				s.do("LOCK.ACQUIRE", "k", "other", "PX", 60000)
+				letThrough := p.holdBack("LOCK.ACQUIRE")
+				waiting, cancel := context.WithCancel(ctx)
+				result := make(chan error)
+				go func() {
+					_, err := turnstile.New(p.pool, "k",
+						turnstile.Options{Lease: time.Minute, Wait: time.Minute, Owner: owner(), Timeout: patience}).Acquire(waiting)
+					result <- err
+				}()
+				await(t, "it asks", func() bool { return p.heldBack() })
+				cancel()
+				await(t, "a release overtakes the request", func() bool { return s.info("stale_releases") > 0 })
+				if before {
+					s.do("LOCK.RELEASE", "k", "other")
+				}
+				letThrough()
+				if err := <-result; err != context.Canceled {
+					t.Errorf("got %v", err)
+				}
+				wantEqual(t, s.info("waiters"), 0)
+				s.do("LOCK.RELEASE", "k", "other")
+				wantEqual(t, s.do("EXISTS", "k"), int64(0))
+			})
+		}
+	}
+}
+
+// The server reads the request when nobody waits for the answer any more.
+func TestNoAnswerInTimeLeavesNothing(t *testing.T) {
+	for name, owner := range owners {
+		owner := owner
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := startServer(t)
+			s.signal(syscall.SIGSTOP)
+			_, err := turnstile.New(s.pool, "k", turnstile.Options{
+				Lease: time.Minute, Wait: 100 * time.Millisecond, Owner: owner(), Timeout: 200 * time.Millisecond,
+			}).Acquire(ctx)
+			s.signal(syscall.SIGCONT)
+			if err == nil || isSentinel(err) {
+				t.Errorf("got %v", err)
+			}
+			await(t, "it was granted", func() bool { return s.info("acquired") == 1 })
+			await(t, "it is given up", func() bool { return s.do("EXISTS", "k") == int64(0) })
+		})
+	}
+}
+
+func TestACancelledUpgradeKeepsTheSharedHold(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	other := acquire(t, turnstile.New(s.pool, "k", turnstile.Options{Shared: true}))
+	reader := acquire(t, turnstile.New(s.pool, "k", turnstile.Options{Shared: true, Owner: "worker"}))
+	for i := 0; i < 20; i++ {
+		waiting, cancel := context.WithCancel(ctx)
+		result := make(chan error)
+		go func() {
+			_, err := turnstile.New(s.pool, "k", turnstile.Options{Wait: time.Minute, Owner: "worker"}).Acquire(waiting)
+			result <- err
+		}()
+		s.awaitInfo(t, "waiters", 1)
+		cancel()
+		if err := <-result; err != context.Canceled {
+			t.Errorf("got %v", err)
+		}
+		s.awaitInfo(t, "waiters", 0)
+		want(t, reader.Touch())
+	}
+	want(t, other.Release())
+	_, err := reader.Run("SET", "data", "x") // under the token of before
+	want(t, err)
+	want(t, reader.Release())
+	wantEqual(t, s.do("EXISTS", "k"), int64(0))
 }
 
 func TestGuardedWrites(t *testing.T) {
@@ -746,6 +922,10 @@ type proxy struct {
 	what  string
 	left  int
 	count int64
+
+	slow    string
+	through chan struct{} // closed when what is slow may go on
+	isSlow  bool
 }
 
 func startProxy(t *testing.T, address string) *proxy {
@@ -779,6 +959,32 @@ func (p *proxy) lose(what string, n int) {
 	p.what, p.left = what, n
 }
 
+// holdBack keeps the next request that contains what, and its connection, from the server until the function
+// that it returns is called.
+func (p *proxy) holdBack(what string) (letThrough func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	through := make(chan struct{})
+	p.slow, p.through = what, through
+	return func() { close(through) }
+}
+
+func (p *proxy) heldBack() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.isSlow
+}
+
+func (p *proxy) holdsBack(request []byte) chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.slow == "" || !bytes.Contains(request, []byte(p.slow)) {
+		return nil
+	}
+	p.slow, p.isSlow = "", true
+	return p.through
+}
+
 func (p *proxy) lost() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -809,6 +1015,9 @@ func (p *proxy) forward(client net.Conn, address string) {
 		n, err := client.Read(buffer)
 		if err != nil {
 			return
+		}
+		if through := p.holdsBack(buffer[:n]); through != nil {
+			<-through
 		}
 		loses := p.loses(buffer[:n])
 		server.Write(buffer[:n])

@@ -16,20 +16,26 @@
 #ifndef TURNSTILE_H_
 #define TURNSTILE_H_
 
+#include <fcntl.h>
 #include <hiredis/hiredis.h>
-#include <sys/socket.h>
+#include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdio>
 #include <exception>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <stop_token>
 #include <string>
@@ -120,6 +126,29 @@ struct Address {
   std::string password = {};
 };
 
+// Becomes readable when a stop is requested, for poll().
+class StopPipe {
+ public:
+  explicit StopPipe(const std::stop_token& stop) {
+    if (pipe(fds_.data()) != 0) throw Error("no file descriptors left");
+    for (const int fd : fds_) fcntl(fd, F_SETFD, FD_CLOEXEC);
+    on_stop_.emplace(stop, [fd = fds_[1]] { [[maybe_unused]] const auto n = write(fd, "", 1); });
+  }
+  ~StopPipe() {
+    on_stop_.reset();
+    for (const int fd : fds_) close(fd);
+  }
+
+  StopPipe(const StopPipe&) = delete;
+  StopPipe& operator=(const StopPipe&) = delete;
+
+  int fd() const { return fds_[0]; }
+
+ private:
+  std::array<int, 2> fds_ = {-1, -1};
+  std::optional<std::stop_callback<std::function<void()>>> on_stop_;
+};
+
 // One connection of hiredis, for one thread at a time. Every call ends at its deadline; only
 // looking up a host by its name, when connecting, takes as long as the system lets it.
 class Connection {
@@ -135,25 +164,49 @@ class Connection {
   }
 
   Reply Call(const Command& command, Clock::time_point deadline) {
+    Send(command, deadline);
+    return Receive(deadline);
+  }
+
+  void Send(const Command& command, Clock::time_point deadline) {
     std::vector<const char*> words;
     std::vector<std::size_t> sizes;
     for (const std::string& word : command) {
       words.push_back(word.data());
       sizes.push_back(word.size());
     }
+    if (redisSetTimeout(context_.get(), Until(deadline)) != REDIS_OK ||
+        redisAppendCommandArgv(context_.get(), static_cast<int>(words.size()), words.data(),
+                               sizes.data()) != REDIS_OK) {
+      Fail();
+    }
+    for (int done = 0; done == 0;) {
+      if (redisBufferWrite(context_.get(), &done) != REDIS_OK) Fail();
+    }
+  }
+
+  Reply Receive(Clock::time_point deadline) {
     if (redisSetTimeout(context_.get(), Until(deadline)) != REDIS_OK) Fail();
-    const std::unique_ptr<void, decltype(&freeReplyObject)> reply(
-        redisCommandArgv(context_.get(), static_cast<int>(words.size()), words.data(),
-                         sizes.data()),
-        &freeReplyObject);
-    if (!reply) Fail();
+    void* raw = nullptr;
+    if (redisGetReply(context_.get(), &raw) != REDIS_OK) Fail();
+    const std::unique_ptr<void, decltype(&freeReplyObject)> reply(raw, &freeReplyObject);
     const auto& answer = *static_cast<const redisReply*>(reply.get());
     if (answer.type == REDIS_REPLY_ERROR) ThrowReply(std::string(answer.str, answer.len));
     return Read(answer);
   }
 
-  // From another thread: lets a call that is under way fail.
-  void HangUp() { shutdown(context_->fd, SHUT_RDWR); }
+  // Waits for the reply to the only command that was sent. False if `deadline` or `stop` is first.
+  bool AwaitReply(Clock::time_point deadline, const StopPipe* stop = nullptr) const {
+    std::array<pollfd, 2> fds{{{.fd = context_->fd, .events = POLLIN, .revents = 0},
+                               {.fd = stop ? stop->fd() : -1, .events = POLLIN, .revents = 0}}};
+    int ready = 0;
+    do {
+      const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now()).count();
+      const auto ms = std::clamp<milliseconds::rep>(left, 0, std::numeric_limits<int>::max());
+      ready = poll(fds.data(), fds.size(), static_cast<int>(ms));
+    } while (ready < 0 && errno == EINTR);
+    return ready > 0 && fds[1].revents == 0;
+  }
 
   bool usable() const { return context_->err == 0; }
 
@@ -240,12 +293,42 @@ class Client {
     idle_.clear();
   }
 
+  // That an owner whom the caller chose holds these locks. A call in the name of the same owner
+  // that fails must not release them.
+  class Claim {
+   public:
+    Claim(Client& client, const std::string& owner, const std::vector<std::string>& keys)
+        : client_(client) {
+      const std::lock_guard guard(client_.mutex_);
+      for (const std::string& key : keys) claims_.push_back(client_.claims_.emplace(owner, key));
+    }
+    ~Claim() {
+      const std::lock_guard guard(client_.mutex_);
+      for (const auto claim : claims_) client_.claims_.erase(claim);
+    }
+
+    Claim(const Claim&) = delete;
+    Claim& operator=(const Claim&) = delete;
+
+   private:
+    Client& client_;
+    std::vector<std::multiset<std::pair<std::string, std::string>>::iterator> claims_;
+  };
+
+  bool IsClaimed(const std::string& owner, const std::vector<std::string>& keys) {
+    const std::lock_guard guard(mutex_);
+    return std::any_of(keys.begin(), keys.end(), [&](const std::string& key) {
+      return claims_.contains({owner, key});
+    });
+  }
+
  private:
   static constexpr std::size_t kMaxIdle = 8;
 
   const Address address_;
   std::mutex mutex_;
   std::vector<Connection> idle_;
+  std::multiset<std::pair<std::string, std::string>> claims_;  // owner and key
 };
 
 // --- Locks ------------------------------------------------------------------------------------
@@ -265,8 +348,10 @@ struct Options {
   // A new random one for each hold if empty. The server sees a deadlock only if it knows who waits
   // for whom: a worker that takes one lock while it holds another gives both the same owner, a
   // random string that no other thread uses, because for the server the same owner is the same
-  // holder. Therefore a call that gives up after a lost reply releases nothing in the name of such
-  // an owner, as it may be what a newer call got: if the reply was a grant, its lease ends it.
+  // holder. An Acquire() that fails releases what it may have got, unless the owner has another
+  // Hold of the same lock from the same Client: that one is kept. So an upgrade that is cancelled
+  // leaves the shared hold as it is; if it was granted in the same moment, that hold is exclusive
+  // and has a new token.
   std::string owner = {};
 };
 
@@ -286,6 +371,12 @@ struct Terms {
       command.insert(command.end(), options.also.begin(), options.also.end());
     }
     return command;
+  }
+
+  std::vector<std::string> Keys() const {
+    std::vector<std::string> keys = {key};
+    keys.insert(keys.end(), options.also.begin(), options.also.end());
+    return keys;
   }
 
   // Whether it was done to all of the locks.
@@ -337,6 +428,9 @@ class Hold {
           valid_until(sent + terms.options.lease),
           max_until(terms.options.max_hold > milliseconds(0) ? sent + terms.options.max_hold
                                                              : Clock::time_point::max()),
+          claim(terms.options.owner.empty()
+                    ? nullptr
+                    : std::make_unique<Client::Claim>(terms.client, owner, terms.Keys())),
           renewal([this, sent](const std::stop_token& stop) { Renew(stop, sent); }) {}
 
     ~State() {
@@ -406,6 +500,7 @@ class Hold {
         const std::lock_guard guard(mutex);
         if (released) return;
         released = over = true;
+        claim.reset();
       }
       renewal.request_stop();
       const std::optional<Connection> ends_after_this = std::move(session);
@@ -454,6 +549,7 @@ class Hold {
         const std::lock_guard guard(mutex);
         if (over) return;
         over = true;
+        claim.reset();
         why = std::move(reason);
       }
       wake.notify_all();
@@ -473,6 +569,7 @@ class Hold {
     bool over = false;  // lost, held for the maximum time, or released
     bool released = false;
     Reason why;
+    std::unique_ptr<Client::Claim> claim;  // until it is over
 
     std::jthread renewal;  // the last, so that it ends first
   };
@@ -487,7 +584,8 @@ class Lock {
       : terms_{client, std::move(key), std::move(options)} {}
 
   // Takes the lock, or stands in line for it for Options::wait; else throws NotAcquired. `cancel`
-  // ends the waiting, with Cancelled.
+  // ends the waiting, with Cancelled: as soon as the server has confirmed that nothing is held and
+  // nobody waits, or after Options::timeout.
   Hold Acquire(const std::stop_token& cancel = {}) const {
     return Ask(terms_.options.wait, cancel);
   }
@@ -528,14 +626,17 @@ class Lock {
     const auto give_up = wait_end + terms_.options.timeout;  // always longer than the wait
     std::optional<Connection> connection;
     bool unsure = false;  // whether the server may have granted a hold that we do not know of
+    bool late = false;    // whether the reply may come yet
     while (true) {
       const auto sent = Clock::now();
       try {
         if (!connection) connection = terms_.client.Take(give_up);
-        const Reply reply = Stand(*connection, owner, wait_end - sent, give_up, cancel);
-        if (reply.kind == Reply::Kind::kNull) {
-          // If it was cancelled meanwhile, it was hung up.
-          if (!cancel.stop_requested()) terms_.client.Give(std::move(*connection));
+        const std::optional<Reply> reply =
+            Stand(*connection, owner, wait_end - sent, give_up, cancel);
+        late = !reply;
+        if (late) throw ConnectionError("no answer in time");
+        if (reply->kind == Reply::Kind::kNull) {
+          terms_.client.Give(std::move(*connection));
           throw NotAcquired();
         }
         if (cancel.stop_requested() || Clock::now() > give_up) throw ConnectionError("too late");
@@ -544,7 +645,7 @@ class Lock {
             terms_.client.Give(std::move(*connection));
             connection.reset();
           }
-          return Hold(terms_, owner, reply.integer, sent, std::move(connection));
+          return Hold(terms_, owner, reply->integer, sent, std::move(connection));
         }
         // We stood in line, so the lease began somewhere in the time that the call took. Asking
         // once more, without waiting, starts it anew: then we know a moment that it cannot have
@@ -553,23 +654,32 @@ class Lock {
         wait_end = sent;
       } catch (const ConnectionError&) {
         unsure = unsure || connection;  // Without one, nothing was sent.
-        connection.reset();             // Whoever waits leaves the line.
-        terms_.client.Forget();
-        if (cancel.stop_requested() || Clock::now() + kRetryPause > give_up) {
-          if (unsure) GiveBack(owner);
+        if (!late) {
+          connection.reset();
+          terms_.client.Forget();
+        }
+        if (late || cancel.stop_requested() || Clock::now() + kRetryPause > give_up) {
+          if (unsure) LeaveNothing(owner, connection);
           if (cancel.stop_requested()) throw Cancelled();
           throw;
         }
         std::this_thread::sleep_for(kRetryPause);
+      } catch (const Superseded&) {
+        // A newer call of the same owner may have taken over the place: not ours to give up.
+        connection.reset();
+        if (unsure && terms_.options.owner.empty()) LeaveNothing(owner, connection);
+        throw;
       } catch (const ReplyError&) {
-        if (unsure) GiveBack(owner);
+        connection.reset();
+        if (unsure) LeaveNothing(owner, connection);
         throw;
       }
     }
   }
 
-  Reply Stand(Connection& connection, const std::string& owner, Clock::duration wait,
-              Clock::time_point give_up, const std::stop_token& cancel) const {
+  // Nothing if `cancel` or the end of our patience came before the reply.
+  std::optional<Reply> Stand(Connection& connection, const std::string& owner, Clock::duration wait,
+                             Clock::time_point give_up, const std::stop_token& cancel) const {
     const Options& o = terms_.options;
     const auto ms = std::chrono::duration_cast<milliseconds>(wait).count();
     Command words = {"PX", std::to_string(o.lease.count())};
@@ -581,18 +691,42 @@ class Lock {
     if (o.limit > 0) add({"LIMIT", std::to_string(o.limit)});
     if (o.session) add({"SESSION"});
     if (o.linger > milliseconds(0)) add({"LINGER", std::to_string(o.linger.count())});
-    const std::stop_callback hang_up(cancel, [&connection] { connection.HangUp(); });
-    return connection.Call(terms_.Request("LOCK.ACQUIRE", owner, words), give_up);
+    std::optional<StopPipe> stop;
+    if (cancel.stop_possible()) stop.emplace(cancel);
+    connection.Send(terms_.Request("LOCK.ACQUIRE", owner, words), give_up);
+    if (!connection.AwaitReply(give_up, stop ? &*stop : nullptr)) return std::nullopt;
+    return connection.Receive(give_up);
   }
 
-  // As good as we can. If it fails, the lease ends what we may hold. So it does for an owner that
-  // is not ours alone.
-  void GiveBack(const std::string& owner) const {
-    if (!terms_.options.owner.empty()) return;
+  // Ends the wait and gives up what may have been granted; `abandoned` is where a reply may come
+  // yet. Closing that connection is not enough: the server may hand us the lock before it notices.
+  // If this fails too, the lease ends what we may hold.
+  void LeaveNothing(const std::string& owner, std::optional<Connection>& abandoned) const {
+    // An upgrade: a release would give up the older hold too, so the wait ends with its connection.
+    if (terms_.client.IsClaimed(owner, terms_.Keys())) return;
+    const Command release = terms_.Request("LOCK.RELEASE", owner);
+    const auto end = Clock::now() + terms_.options.timeout;
+    const auto try_release = [&] {
+      try {
+        terms_.client.Call(release, end);
+      } catch (const Error&) {  // There may be another try.
+      }
+    };
     try {
-      terms_.client.Call(terms_.Request("LOCK.RELEASE", owner),
-                         Clock::now() + terms_.options.timeout);
-    } catch (const Error&) {
+      if (abandoned) abandoned->Send(release, end);  // Behind the request: it may arrive later.
+      while (true) {
+        try_release();
+        if (!abandoned) return;
+        if (abandoned->AwaitReply(std::min<Clock::time_point>(end, Clock::now() + kRetryPause))) {
+          if (abandoned->Receive(end).kind == Reply::Kind::kInteger) try_release();  // Granted.
+          return;
+        }
+        // Perhaps the release has overtaken the request: then it did nothing.
+        if (Clock::now() >= end) return;
+      }
+    } catch (const ReplyError&) {  // The wait has ended.
+    } catch (const ConnectionError&) {
+      try_release();
     }
   }
 

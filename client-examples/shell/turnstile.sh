@@ -30,6 +30,9 @@
 # in a group of its own, so that nothing of it goes on alone, and therefore cannot read from the terminal;
 # standard input from a file or a pipe is fine. SIGINT, SIGTERM and SIGHUP are passed on to it.
 #
+# A signal ends the wait of `run` and `acquire`: then nothing is held that they asked for. A shared hold that OWNER had
+# before, when `acquire` was to make it exclusive, is kept, unless that was granted in the same moment.
+#
 # Exit status: that of the command, or
 #   64  wrong usage
 #   69  no connection, or no answer in time
@@ -60,17 +63,17 @@ _turnstile_now() {
 }
 
 # _turnstile_ask MS COMMAND...: one call of redis-cli, which gets no more than so long. Sets $reply. An error becomes
-# one of the numbers above.
+# one of the numbers above. While $asking, the answer is still to come from $answer, and the process is $!.
 _turnstile_ask() {
-  local out status=0 limit cli
+  local status=0 limit cli
   IFS=' ' read -ra cli <<<"${REDISCLI:-redis-cli}"
   printf -v limit '%d.%03d' $(($1 / 1000)) $(($1 % 1000))
   shift
   # Not $(...): a signal must be able to interrupt a long wait, and it interrupts `read`.
-  asking=1
-  exec {out}< <(exec timeout -s KILL "$limit" "${cli[@]}" --no-auth-warning -e "$@" 2>&1 </dev/null)
-  read -r -d '' -u "$out" reply || true
-  exec {out}<&-
+  answer='' asking=1
+  exec {answer}< <(exec timeout -s KILL "$limit" "${cli[@]}" --no-auth-warning -e "$@" 2>&1 </dev/null)
+  read -r -d '' -u "$answer" reply || true
+  exec {answer}<&-
   wait "$!" || status=$?
   asking=
   ((status == 0)) || _turnstile_kind "$reply"
@@ -166,6 +169,34 @@ _turnstile_give_up() {
   ((reply == ${#keys[@]})) || return 76
 }
 
+# For an owner that others know: ends its wait, and gives up what that call was granted. A release would also give up
+# what the owner held before. The same request for 1 ms takes over the place in line and leaves it again.
+_turnstile_take_back() {
+  _turnstile_ask 5000 LOCK.ACQUIRE "${keys[0]}" "$owner" PX "$lease" WAIT 1 "${mode[@]}" "${also[@]}" || return
+  [[ ! $reply ]] || _turnstile_give_up
+}
+
+# _turnstile_leave COMMAND: the last thing we do if we do not get the lock. COMMAND gives up what we may have. If a call
+# is under way it is read to its end: COMMAND may have overtaken it, and then has to be repeated. With one command a call
+# redis-cli cannot send a release behind it, so after 5 s without an answer the lease has to end what is granted.
+_turnstile_leave() {
+  local pid='' late='' part text='' end ended
+  if [[ $asking && $answer ]]; then pid=$! late=$answer; fi
+  _turnstile_now
+  end=$((now + 5000))
+  while true; do
+    "$1"
+    [[ $late ]] || return
+    ended=0
+    read -r -d '' -t 0.05 -u "$late" part || ended=$?
+    text+=$part
+    if ((ended <= 128)); then break; fi # else it is the time-out
+    _turnstile_now
+    if ((now >= end)); then kill "$pid"; break; fi
+  done
+  if [[ $text =~ ^[0-9] ]]; then _turnstile_give_up; fi # granted all the same
+}
+
 _turnstile_usage() { sed -n '3,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
 # turnstile run|fence|acquire|touch|release ...: in a subshell, so that traps and settings stay ours.
@@ -174,7 +205,7 @@ turnstile() { (_turnstile_main "$@"); }
 _turnstile_main() {
   # All functions here work on these.
   local keys=("${2-}") owner='' lease=30000 wait=0 mode=() also=() session='' max=0 grace=3000 command=()
-  local token='' until=0 reply='' now=0 asking='' status=0
+  local token='' until=0 reply='' now=0 asking='' answer='' status=0
   set +e
   case ${1-}:$# in
     run:*) _turnstile_options "${@:3}" && _turnstile_run ;;
@@ -192,9 +223,14 @@ _turnstile_main() {
 
 _turnstile_acquire() {
   if [[ $session ]]; then _turnstile_say 'only run can have a session: it keeps a connection'; return 64; fi
-  # Nothing is released if this fails or is ended: the owner may have held the lock before.
-  _turnstile_end_by_signals 'true'
-  _turnstile_get && printf '%s\n' "$token"
+  _turnstile_end_by_signals _turnstile_take_back
+  _turnstile_get || {
+    status=$?
+    if ((status != 69)); then trap - EXIT; fi # the server has said that there is none
+    return "$status"
+  }
+  trap - EXIT
+  printf '%s\n' "$token"
 }
 
 _turnstile_touch() {
@@ -217,10 +253,10 @@ _turnstile_fence() {
   _turnstile_kind "$error"
 }
 
-# _turnstile_end_by_signals COMMAND: a signal ends the wait in line, and us. COMMAND is the last thing we do.
+# _turnstile_end_by_signals COMMAND: a signal ends the wait in line, and us. COMMAND is for _turnstile_leave.
 _turnstile_end_by_signals() {
   # shellcheck disable=SC2064 # $1 is meant to be replaced now
-  trap "trap '' INT TERM HUP; [[ ! \$asking ]] || kill \"\$!\"; $1" EXIT
+  trap "trap '' INT TERM HUP; _turnstile_leave $1" EXIT
   trap 'exit 130' INT
   trap 'exit 143' TERM
   trap 'exit 129' HUP

@@ -302,20 +302,23 @@ export class Lock {
         if (Number(touched.reply) < locks.count) throw new Lost(`${this.key} was lost on the way here`);
         sent = touched.sent;
       }
-      for (const { via: late } of abandoned) late.close();
       return new Hold(via, locks, Number(reply), sent, this.#options);
     } catch (error) {
       // If a reply was lost, so may be a grant. After a plain no of the server there is nothing to undo.
       const undo = unsure || grant?.reply || abandoned.length || error instanceof Unavailable || signal?.aborted;
-      if (undo) await this.#leaveNothing(locks, abandoned, grant?.reply);
+      // A newer call of the same owner may have taken over the place: then it is not ours to give up.
+      const newer = owner && error instanceof Superseded;
+      if (undo && !newer) await this.#leaveNothing(locks, abandoned, grant?.reply);
       via.close();
       throw error;
+    } finally {
+      for (const { via: late } of abandoned) late.close();
     }
   }
 
   /**
-   * Ends the wait and gives up what may have been granted. The abandoned requests are read to their end, and
-   * their connections closed. It takes a round trip, and half of `timeout` at most.
+   * Ends the wait and gives up what may have been granted. The abandoned requests are read to their end. It
+   * takes a round trip, and half of `timeout` at most.
    */
   async #leaveNothing(locks, abandoned, granted) {
     const { owner, reentrant, timeout } = this.#options;
@@ -336,7 +339,6 @@ export class Lock {
       if (granted) counted.push(release(this.#connection));
       await within(end - now(), Promise.allSettled(counted)).catch(() => {});
     } // else it is an upgrade. A release would give up the older hold too, so the wait ends with its connection.
-    for (const { via } of abandoned) via.close();
   }
 }
 

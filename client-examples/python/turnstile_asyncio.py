@@ -43,8 +43,10 @@ class Lock(LockTerms):
                 # Perhaps it was granted. The same owner may ask again: it gets the same token.
                 if self.may_retry(error, deadline):
                     continue
+                # A newer call of the same owner may have taken our place: not ours to give up.
+                newer = self.owner and isinstance(error, Superseded)
                 try:
-                    if unsure:
+                    if unsure and not newer:
                         await self._leave_nothing(link, owner)
                 finally:
                     await link.close()

@@ -44,33 +44,37 @@ size_t OthersIn(const Place& place, Owner owner, Instant now) {
 }
 
 // What keeps the request waiting, if anything does.
-std::optional<Outcome> ObstacleIn(const Site& site, const AcquireRequest& request, Instant now) {
+std::optional<Outcome> ObstacleIn(const Site& site, const AcquireRequest& request, Instant now,
+                                  const GrantRules& rules) {
   const size_t others = OthersIn(site.place, request.owner, now);
   const bool same_kind = ModeOf(site.place) == request.mode && PlainIn(site.place, now) == nullptr;
   const bool is_shared = request.mode == Mode::kShared;
   const bool is_limit = request.mode == Mode::kLimit;
-  const bool fits_in = same_kind && (is_shared || (is_limit && others < request.limit));
+  const size_t limit =
+      is_limit ? std::min<size_t>(request.limit, rules.max_holders) : rules.max_holders;
+  const bool fits_in = same_kind && (is_shared || is_limit) && others < limit;
   if (others > 0 && !fits_in) return Outcome::kHeldByOther;
 
   const Crowd& ahead = site.ahead;
   if (ahead.size == 0) return std::nullopt;
   // If the asker's own hold, of another kind, keeps those ahead waiting, it must not pass them.
   const bool keeps_them = !same_kind && CountHolders(site.place, now) > others;
-  const bool fits_ahead = (is_shared && ahead.all_shared) ||
-                          (is_limit && ahead.all_limit &&
-                           others + ahead.size + 1 <= std::min(request.limit, ahead.least_limit));
+  const bool same_kind_ahead = (is_shared && ahead.all_shared) || (is_limit && ahead.all_limit);
+  const bool fits_ahead =
+      same_kind_ahead && others + ahead.size < std::min<size_t>(limit, ahead.least_limit);
   if (keeps_them || !fits_ahead) return Outcome::kOthersWait;
   return std::nullopt;
 }
 
 // The answer of one lock alone; a grant still lacks its token.
-Admission DecideOne(const Site& site, const AcquireRequest& request, Instant now) {
+Admission DecideOne(const Site& site, const AcquireRequest& request, Instant now,
+                    const GrantRules& rules) {
   const Place& place = site.place;
   // A plain lock is taken over by its owner whoever waits: it held the lock before they came.
   if (IsOwnPlain(place, request.owner, now)) return {Outcome::kGranted, {}};
   const std::optional<Hold> own = OwnLiveHold(place, request.owner, now);
   if (!own.has_value()) {
-    return {ObstacleIn(site, request, now).value_or(Outcome::kGranted), {}};
+    return {ObstacleIn(site, request, now, rules).value_or(Outcome::kGranted), {}};
   }
   if (request.reentrant && own->count == std::numeric_limits<uint32_t>::max()) {
     return {Outcome::kCountedOut, {}};
@@ -81,13 +85,14 @@ Admission DecideOne(const Site& site, const AcquireRequest& request, Instant now
     return {Outcome::kDowngraded, own->token};
   }
   if (mode == Mode::kShared && request.mode == Mode::kExclusive) {
-    return {ObstacleIn(site, request, now).value_or(Outcome::kUpgraded), {}};
+    return {ObstacleIn(site, request, now, rules).value_or(Outcome::kUpgraded), {}};
   }
   return {Outcome::kOtherMode, {}};
 }
 
 // The answer of several locks: what is true of all of them, or the reason why not.
-Admission DecideAll(std::span<const Site> sites, const AcquireRequest& request, Instant now) {
+Admission DecideAll(std::span<const Site> sites, const AcquireRequest& request, Instant now,
+                    const GrantRules& rules) {
   size_t holds = 0;
   size_t plain = 0;
   std::optional<Token> token;
@@ -107,7 +112,7 @@ Admission DecideAll(std::span<const Site> sites, const AcquireRequest& request, 
   Admission all{Outcome::kGranted, {}};
   for (const Site& site : sites) {
     if (holds > 0 && IsUpgrade(site.place, request, now)) return {Outcome::kUpgradesSeveral, {}};
-    const Admission one = DecideOne(site, request, now);
+    const Admission one = DecideOne(site, request, now, rules);
     if (!one.granted()) return one;
     all = one;
   }
@@ -117,14 +122,14 @@ Admission DecideAll(std::span<const Site> sites, const AcquireRequest& request, 
 }  // namespace
 
 Admission Decide(std::span<const Site> sites, const AcquireRequest& request, FineInstant now,
-                 const TokenClock& clock, Grace grace) {
+                 const TokenClock& clock, const GrantRules& rules) {
   const Token floor = request.floor.value_or(kMinToken);
   if (!MayBeFloor(floor, now)) return {Outcome::kFloorTooHigh, {}};
   const Instant moment = ToInstant(now);
-  Admission admission = sites.size() == 1 ? DecideOne(sites.front(), request, moment)
-                                          : DecideAll(sites, request, moment);
+  Admission admission = sites.size() == 1 ? DecideOne(sites.front(), request, moment, rules)
+                                          : DecideAll(sites, request, moment, rules);
   if (admission.is_new()) {
-    if (grace == Grace::kOn) return {Outcome::kGrace, {}};
+    if (rules.grace == Grace::kOn) return {Outcome::kGrace, {}};
     const std::optional<Token> token = clock.Next(now);
     if (!token.has_value()) return {Outcome::kTokensUsedUp, {}};
     admission.token = *token;
@@ -146,8 +151,9 @@ Held HeldBy(const Place& place, const AcquireRequest& request, Token token, Inst
   return Held{request.mode, hold};
 }
 
-bool IsBlocked(const Site& site, const AcquireRequest& request, Instant now) {
-  return DecideOne(site, request, now).busy();
+bool IsBlocked(const Site& site, const AcquireRequest& request, Instant now,
+               const GrantRules& rules) {
+  return DecideOne(site, request, now, rules).busy();
 }
 
 std::optional<Hold> HoldToUpgrade(const Place& place, const AcquireRequest& request, Instant now) {
@@ -187,15 +193,13 @@ Decision Decide(const Place& place, const TouchRequest& request, Instant now) {
   return {Outcome::kTouched, Held{place.lock->mode(), *own}};
 }
 
-Decision DecideSessionEnd(const Place& place, Owner owner, Instant now) {
-  std::optional<Hold> own = OwnLiveHold(place, owner, now);
-  if (!own.has_value()) return {Missing(place, owner, now), std::nullopt};
-  if (own->linger == Millis{0}) return {Outcome::kReleased, Ended{owner, Loss::kSession}};
-  own->owner = owner;
-  // From here on it only lingers: at no moment, also of a clock that is set back, is it live again.
-  own->linger += std::max(now - Millis{1}, kMinInstant) - kMinInstant;
-  own->end = kMinInstant;
-  return {Outcome::kReleased, Held{place.lock->mode(), *own}};
+std::vector<Owner> DecideSessionEnd(const Place& place, std::span<const Owner> owners,
+                                    Instant now) {
+  std::vector<Owner> end;
+  for (const Owner owner : owners) {
+    if (OwnLiveHold(place, owner, now).has_value()) end.push_back(owner);
+  }
+  return end;
 }
 
 Decision DecideTakeBack(const Place& place, Owner owner, Token token,
@@ -210,54 +214,35 @@ Decision DecideTakeBack(const Place& place, Owner owner, Token token,
   return {Outcome::kReleased, Ended{owner, Loss::kUndelivered}};
 }
 
-std::vector<Ended> Overdue(const Place& place, Instant now) {
-  std::vector<Ended> overdue;
-  if (place.lock == nullptr) return overdue;
-  const size_t count = place.lock->size() - place.lock->KeepingOut(now);
-  for (size_t i = 0; i < count; ++i) {
-    overdue.push_back({place.lock->at(Lock::Order::kByClosing, i).owner});
-  }
-  return overdue;
+std::optional<Expired> Overdue(const Place& place, Instant now) {
+  if (place.lock == nullptr) return std::nullopt;
+  const bool any = !place.lock->first(Lock::Order::kByClosing).KeepsOutAt(now);
+  return any ? std::optional(Expired{now}) : std::nullopt;
 }
 
-namespace {
-
-// Those of others than `owner`, who is in the lock or about to join it.
-std::vector<Ended> OverdueBut(Owner owner, const Place& place, Instant now) {
-  std::vector<Ended> overdue = Overdue(place, now);
-  std::erase_if(overdue, [&](const Ended& ended) { return ended.owner == owner; });
-  return overdue;
+std::optional<Expired> OverdueBefore(const Place& place, const Held& next, Instant now) {
+  if (!Joins(place.lock, next.mode)) return std::nullopt;  // it takes their place
+  // It says what the lock holds already, and its owner may be a view into the lock.
+  if (!next.hold.KeepsOutAt(now)) return std::nullopt;
+  const std::optional<Hold> own = place.lock->Find(next.hold.owner);
+  // The owner's own hold, if it is the only one that is over, is simply replaced.
+  const size_t own_overdue = own.has_value() && !own->KeepsOutAt(now) ? 1 : 0;
+  const size_t overdue = place.lock->size() - place.lock->KeepingOut(now);
+  return overdue > own_overdue ? std::optional(Expired{now}) : std::nullopt;
 }
 
-// The same if `owner` is about to leave the lock, where it is alone more often than not.
-std::vector<Ended> OverdueBeside(Owner owner, const Place& place, Instant now) {
-  if (place.lock == nullptr || place.lock->size() == 1) return {};
-  return OverdueBut(owner, place, now);
-}
-
-}  // namespace
-
-std::vector<Ended> OverdueBefore(const Place& place, const Held& next, Instant now) {
-  if (!Joins(place.lock, next.mode)) return {};  // it takes their place
-  return OverdueBut(next.hold.owner, place, now);
-}
-
-std::vector<Ended> OverdueBefore(const Place& place, const Released& next, Instant now) {
-  return OverdueBeside(next.owner, place, now);
-}
-
-std::vector<Ended> OverdueBefore(const Place& place, const Ended& next, Instant now) {
-  return OverdueBeside(next.owner, place, now);
-}
-
-std::vector<Ended> OverdueBefore(const Place& place, const Change& next, Instant now) {
-  return std::visit([&](const auto& fact) { return OverdueBefore(place, fact, now); }, next);
+std::optional<Expired> OverdueBefore(const Place& place, const Change& next, Instant now) {
+  if (const auto* held = std::get_if<Held>(&next)) return OverdueBefore(place, *held, now);
+  // Any other change is about a hold that is not over, which is alone more often than not.
+  const bool alone = place.lock == nullptr || place.lock->size() == 1;
+  return alone || std::holds_alternative<Expired>(next) ? std::nullopt : Overdue(place, now);
 }
 
 std::optional<Hold> CurrentHold(const Place& place, Instant now) {
   if (place.lock == nullptr) return std::nullopt;
-  for (size_t i = place.lock->size(); i > 0; --i) {
-    const Hold hold = place.lock->at(Lock::Order::kByToken, i - 1);
+  const Lock::Holds holds = place.lock->holds(Lock::Order::kByToken);
+  for (Lock::Iterator at = holds.end(); at != holds.begin();) {
+    const Hold hold = *--at;
     if (hold.LiveAt(now)) return hold;
   }
   return std::nullopt;
@@ -279,8 +264,7 @@ std::vector<Holder> HoldersOf(const Place& place, Instant now) {
   }
   std::vector<Holder> holders;
   if (place.lock == nullptr) return holders;
-  for (size_t i = 0; i < place.lock->size(); ++i) {
-    const Hold hold = place.lock->at(Lock::Order::kByToken, i);
+  for (const Hold& hold : place.lock->holds(Lock::Order::kByToken)) {
     if (hold.KeepsOutAt(now)) holders.push_back({hold.owner, hold.closes(), hold.linger});
   }
   return holders;
@@ -302,14 +286,16 @@ std::optional<Instant> NextEnd(const Place& place, Instant now) {
 
 Occupancy OccupancyOf(const Place& place, Instant now) {
   if (place.lock == nullptr) return {.live = PlainIn(place, now) == nullptr ? 0U : 1U};
+  if (!place.lock->MayLinger()) return {.live = place.lock->KeepingOut(now)};
   Occupancy occupancy;
-  const size_t size = place.lock->size();
-  for (size_t i = size - place.lock->KeepingOut(now); i < size; ++i) {
-    const Hold hold = place.lock->at(Lock::Order::kByClosing, i);
+  const Lock::Holds holds = place.lock->holds(Lock::Order::kByClosing);
+  for (Lock::Iterator at = holds.end(); at != holds.begin();) {
+    const Hold hold = *--at;
+    if (!hold.KeepsOutAt(now)) break;
     if (hold.LiveAt(now)) {
       ++occupancy.live;
     } else {
-      occupancy.linger_left = hold.closes() - now;  // The last of them closes last.
+      occupancy.linger_left = std::max(occupancy.linger_left, hold.closes() - now);
     }
   }
   return occupancy;

@@ -13,7 +13,8 @@
 // The one grant rule. A request is granted when it is compatible with all other holders and with
 // everybody who came before it and still waits. Exclusive requests are compatible with nobody,
 // shared ones with shared ones. A request with a limit is compatible with others of its kind while
-// holders, those ahead of it and itself are not more than any of them allows.
+// holders, those ahead of it and itself are not more than any of them allows. However it shares the
+// lock, there is also a largest number of holders, which bounds what one lock costs the server.
 //
 // Plain locks. A string key counts as a lock held by its value, under no token, until it goes or
 // its TTL is over: clients of `SET key value NX PX` and our own keep each other out while a fleet
@@ -107,15 +108,23 @@ struct Admission {
 // may still be at work. Then those it knows keep what they have, and nobody gets anything new.
 enum class Grace { kOver, kOn };
 
+// What the server's settings and its state say about grants.
+struct GrantRules {
+  Grace grace = Grace::kOver;
+  // A newcomer does not join so many holders. Whoever holds the lock keeps what it has.
+  size_t max_holders = std::numeric_limits<size_t>::max();
+};
+
 // All of `sites` or none; there is at least one.
 Admission Decide(std::span<const Site> sites, const AcquireRequest& request, FineInstant now,
-                 const TokenClock& clock, Grace grace = Grace::kOver);
+                 const TokenClock& clock, const GrantRules& rules = {});
 
 // What a granted request does to one of its locks.
 Held HeldBy(const Place& place, const AcquireRequest& request, Token token, Instant now);
 
 // Whether others that hold the lock or wait for it keep the request waiting.
-bool IsBlocked(const Site& site, const AcquireRequest& request, Instant now);
+bool IsBlocked(const Site& site, const AcquireRequest& request, Instant now,
+               const GrantRules& rules = {});
 
 // Whether the request is a shared holder's for an exclusive hold; and that holder's hold.
 bool IsUpgrade(const Place& place, const AcquireRequest& request, Instant now);
@@ -129,8 +138,9 @@ struct Decision {
 Decision Decide(const Place& place, const ReleaseRequest& request, Instant now);
 Decision Decide(const Place& place, const TouchRequest& request, Instant now);
 
-// The connection that `owner`'s hold was bound to has closed.
-Decision DecideSessionEnd(const Place& place, Owner owner, Instant now);
+// The connections to which the holds of `owners` were bound have closed. Returns the owners whose
+// holds end by that, to be named in SessionsEnded{now, owners}; the others have ended already.
+std::vector<Owner> DecideSessionEnd(const Place& place, std::span<const Owner> owners, Instant now);
 
 // A grant under `token` never reached its caller. If it was an upgrade, what it upgraded stays.
 Decision DecideTakeBack(const Place& place, Owner owner, Token token,
@@ -139,16 +149,12 @@ Decision DecideTakeBack(const Place& place, Owner owner, Token token,
 // For a release that was decided elsewhere and must be obeyed: a moment at which no lease is over.
 inline constexpr Instant kBeforeAnyEnd = kMinInstant;
 
-// The holds that keep nobody out any more and that `next` would leave in the lock: each must be
-// told as ended before `next` is.
-std::vector<Ended> OverdueBefore(const Place& place, const Held& next, Instant now);
-std::vector<Ended> OverdueBefore(const Place& place, const Released& next, Instant now);
-std::vector<Ended> OverdueBefore(const Place& place, const Ended& next, Instant now);
-inline std::vector<Ended> OverdueBefore(const Place&, const PlainFreed&, Instant) { return {}; }
-inline std::vector<Ended> OverdueBefore(const Place&, const PlainExtended&, Instant) { return {}; }
-std::vector<Ended> OverdueBefore(const Place& place, const Change& next, Instant now);
-// All such holds.
-std::vector<Ended> Overdue(const Place& place, Instant now);
+// Holds that keep nobody out any more and that `next` would leave in the lock. They must be
+// removed, by the fact that is returned, before `next` is carried out; there may be no lock then.
+std::optional<Expired> OverdueBefore(const Place& place, const Change& next, Instant now);
+std::optional<Expired> OverdueBefore(const Place& place, const Held& next, Instant now);
+// All such holds, if there are any.
+std::optional<Expired> Overdue(const Place& place, Instant now);
 
 // The hold with the highest token among those that are live at `now`; none of a plain lock, which
 // has no token.

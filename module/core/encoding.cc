@@ -128,8 +128,7 @@ Encoded::Encoded(const Lock& lock) {
   }
   std::string& out = several_;
   Put(out, Lock::ManyHead(lock.mode()), 8);
-  for (size_t i = 0; i < lock.size(); ++i) {
-    const Hold hold = lock.at(Lock::Order::kByOwner, i);
+  for (const Hold& hold : lock.holds(Lock::Order::kByOwner)) {
     Put(out, hold.token.value, 8);
     Put(out, Number(hold.since), 8);
     Put(out, Number(hold.end), 8);

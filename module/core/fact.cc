@@ -82,18 +82,45 @@ std::optional<Fact> ParseEnded(Args args) {
   }
   EndedFact fact{.key = args[1], .ended = Ended{Owner{args[2]}}};
   if (args.size() == kFixedArgs) return fact;
-  for (const Loss how : {Loss::kSession, Loss::kUndelivered}) {
-    if (!IsKeyword(args[kFixedArgs], WordFor(how))) continue;
-    fact.ended.how = how;
-    return fact;
+  if (!IsKeyword(args[kFixedArgs], WordFor(Loss::kUndelivered))) return std::nullopt;
+  fact.ended.how = Loss::kUndelivered;
+  return fact;
+}
+
+std::optional<Instant> ParseInstant(std::string_view text) {
+  const auto number = ParseDigits(text);
+  if (!number.has_value()) return std::nullopt;
+  const Instant moment{Millis{*number}};
+  return moment <= kMaxInstant ? std::optional(moment) : std::nullopt;
+}
+
+std::optional<Fact> ParseExpired(Args args) {
+  if (args.size() != 3) return std::nullopt;
+  const auto before = ParseInstant(args[2]);
+  if (!before.has_value()) return std::nullopt;
+  return ExpiredFact{.key = args[1], .expired = Expired{*before}};
+}
+
+std::optional<Fact> ParseSession(Args args) {
+  constexpr size_t kFixedArgs = 3;
+  if (args.size() <= kFixedArgs) return std::nullopt;
+  const auto at = ParseInstant(args[2]);
+  if (!at.has_value()) return std::nullopt;
+  SessionFact fact{.key = args[1], .at = *at, .owners = {}};
+  fact.owners.reserve(args.size() - kFixedArgs);
+  for (const std::string_view owner : args.subspan(kFixedArgs)) {
+    if (!IsOwner(owner)) return std::nullopt;
+    fact.owners.push_back(Owner{owner});
   }
-  return std::nullopt;
+  return fact;
 }
 
 std::optional<Fact> TryParse(Args args) {
   if (args.empty()) return std::nullopt;
   if (IsKeyword(args[0], kFactHeld)) return TryParseOldHeld(args);
   if (IsKeyword(args[0], kFactEnded)) return ParseEnded(args);
+  if (IsKeyword(args[0], kFactExpired)) return ParseExpired(args);
+  if (IsKeyword(args[0], kFactSession)) return ParseSession(args);
   if (IsKeyword(args[0], kFactFloor) && args.size() == 2) {
     const auto token = ParseToken(args[1]);
     if (token.has_value()) return FloorFact{*token};
@@ -123,22 +150,14 @@ std::string_view WordFor(Mode mode) {
   return "";
 }
 
-std::string_view WordFor(Loss how) {
-  switch (how) {
-    case Loss::kSession:
-      return "SESSION";
-    case Loss::kUndelivered:
-      return "UNDELIVERED";
-    default:
-      return "";
-  }
-}
+std::string_view WordFor(Loss how) { return how == Loss::kUndelivered ? "UNDELIVERED" : ""; }
 
 Parsed<Fact> ParseFact(Args args) {
-  if (const auto fact = TryParse(args); fact.has_value()) return *fact;
+  if (auto fact = TryParse(args); fact.has_value()) return *std::move(fact);
   return ParseError{
       "ERR not a fact: expected HELD key owner token since-ms end-ms [SHARED | LIMIT] [COUNT n] "
-      "[LINGER ms], ENDED key owner [SESSION | UNDELIVERED], or FLOOR token"};
+      "[LINGER ms], ENDED key owner [UNDELIVERED], EXPIRED key before-ms, SESSION key at-ms owner "
+      "[owner ...], or FLOOR token"};
 }
 
 Parsed<HeldFact> ParseHeldFact(Args args) {

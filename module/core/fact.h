@@ -1,12 +1,21 @@
 // Facts on the wire: what replicas and the AOF are told.
 //
 //     LOCK.HELD key owner "token since-ms end-ms" [SHARED | LIMIT] [COUNT n] [LINGER ms]
-//     LOCK.FACT ENDED key owner [SESSION | UNDELIVERED]
+//     LOCK.FACT ENDED key owner [UNDELIVERED]
+//     LOCK.FACT EXPIRED key before-ms
+//     LOCK.FACT SESSION key at-ms owner [owner ...]
 //     LOCK.FACT FLOOR token
 //
 // HELD: this owner holds the lock; a hold that is neither SHARED nor LIMIT, or that is not of the
 // kind of those in the lock, takes their place. ENDED: this owner's hold is over, because its lease
-// is, or for the reason given. FLOOR: no token up to this one will be issued again.
+// is, or for the reason given. EXPIRED: every hold that kept others out until some moment before
+// this one is removed. SESSION: the connections of these owners had closed at this moment; their
+// holds, as far as they were live then, are removed or linger from then on. FLOOR: no token up to
+// this one will be issued again.
+//
+// EXPIRED and SESSION tell of many holds at once, and are carried out in one pass. They compare
+// stored times with the one that they name, never with a clock: stored values are the same
+// everywhere, so the outcome is too.
 //
 // Nearly all facts are of the first kind, and to the server every word costs more than the bytes in
 // it: so that one has few words. It was first written as LOCK.FACT HELD key owner token since-ms
@@ -22,6 +31,7 @@
 #include <optional>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "core/lock.h"
 #include "core/request.h"
@@ -31,6 +41,8 @@ namespace turnstile {
 
 inline constexpr std::string_view kFactHeld = "HELD";
 inline constexpr std::string_view kFactEnded = "ENDED";
+inline constexpr std::string_view kFactExpired = "EXPIRED";
+inline constexpr std::string_view kFactSession = "SESSION";
 inline constexpr std::string_view kFactFloor = "FLOOR";
 
 struct HeldFact {
@@ -43,11 +55,24 @@ struct EndedFact {
   Ended ended;
 };
 
+struct ExpiredFact {
+  std::string_view key;
+  Expired expired;
+};
+
+struct SessionFact {
+  std::string_view key;
+  Instant at;
+  std::vector<Owner> owners;
+
+  SessionsEnded ended() const { return {at, owners}; }
+};
+
 struct FloorFact {
   Token token;
 };
 
-using Fact = std::variant<HeldFact, EndedFact, FloorFact>;
+using Fact = std::variant<HeldFact, EndedFact, ExpiredFact, SessionFact, FloorFact>;
 
 // A token in decimal digits; nothing if it is none.
 std::optional<Token> ParseToken(std::string_view text);

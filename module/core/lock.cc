@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cassert>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -60,6 +62,20 @@ class Lock::One : public Lock {
   Instant closes() const { return wide() ? hold().closes() : narrow_end(); }
   bool counted() const { return wide() && hold().count > 1; }
   size_t size() const { return Size(wide(), owner_size()); }
+
+  // A record that is about to be removed together with others is marked, so that each list can be
+  // swept in one pass. The mark is the bit that says "many", which a record never has otherwise.
+  void SetDoomed(bool doomed) {
+    constexpr uint64_t kBit = uint64_t{1} << kManyAt;
+    head_ = doomed ? head_ | kBit : head_ & ~kBit;
+  }
+  bool doomed() const { return many(); }
+
+  // Marked or not.
+  static void Free(One* record) {
+    record->~One();
+    ::operator delete(record);
+  }
 
   // Takes on the values of `hold`, which has the same owner. False: it needs a record of another
   // size.
@@ -131,67 +147,459 @@ class Lock::One : public Lock {
   uint64_t times_;
 };
 
+// Up to kMost pointers to records, in one allocation.
+class Lock::Leaf {
+ public:
+  static constexpr size_t kMost = 512;
+
+  Leaf() = default;
+  explicit Leaf(std::span<One* const> records) {
+    Reallocate(records.size());
+    Append(records);
+  }
+  Leaf(Leaf&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
+  Leaf& operator=(Leaf&& other) noexcept {
+    std::swap(block_, other.block_);
+    return *this;
+  }
+  Leaf(const Leaf&) = delete;
+  Leaf& operator=(const Leaf&) = delete;
+  ~Leaf() { ::operator delete(block_); }
+
+  size_t size() const { return block_ == nullptr ? 0 : block_->size; }
+  bool empty() const { return size() == 0; }
+  One*& operator[](size_t at) { return records()[at]; }
+  const One* operator[](size_t at) const { return records()[at]; }
+  const One* back() const { return records()[size() - 1]; }
+  std::span<One* const> all() const { return {records(), size()}; }
+
+  void Insert(size_t at, One* record) {
+    const size_t count = size();
+    assert(at <= count && count < kMost);
+    if (count == capacity()) Reallocate(count < 4 ? count + 1 : std::min(count * 3 / 2, kMost));
+    std::copy_backward(records() + at, records() + count, records() + count + 1);
+    records()[at] = record;
+    ++block_->size;
+  }
+  void Append(std::span<One* const> more) {
+    if (more.empty()) return;
+    const size_t count = size();
+    if (count + more.size() > capacity()) Reallocate(count + more.size());
+    std::copy(more.begin(), more.end(), records() + count);
+    block_->size += static_cast<uint32_t>(more.size());
+  }
+  void Erase(size_t at) {
+    std::copy(records() + at + 1, records() + size(), records() + at);
+    Truncate(size() - 1);
+  }
+  void Truncate(size_t size) {
+    block_->size = static_cast<uint32_t>(size);
+    if (size < capacity() / 4 || size == 0) Reallocate(size);
+  }
+
+  size_t Allocated(size_t (*size_of)(void*)) const {
+    return block_ == nullptr ? 0 : size_of(block_);
+  }
+
+ private:
+  struct Block {  // the records follow
+    uint32_t size;
+    uint32_t capacity;
+  };
+
+  size_t capacity() const { return block_ == nullptr ? 0 : block_->capacity; }
+  One** records() const { return reinterpret_cast<One**>(block_ + 1); }
+
+  void Reallocate(size_t capacity) {
+    Block* block = nullptr;
+    if (capacity > 0) {
+      block = static_cast<Block*>(::operator new(sizeof(Block) + capacity * sizeof(One*)));
+      *block = {.size = static_cast<uint32_t>(size()), .capacity = static_cast<uint32_t>(capacity)};
+      const std::span<One* const> kept = all();
+      std::copy(kept.begin(), kept.end(), reinterpret_cast<One**>(block + 1));
+    }
+    ::operator delete(std::exchange(block_, block));
+  }
+
+  Block* block_ = nullptr;
+};
+
+// Pointers to records in one order, cut into leaves. No leaf is empty, except in an empty list; two
+// neighbours always have more than half of Leaf::kMost records together, so leaves are few.
+class Lock::List {
+ public:
+  size_t leaves() const { return rest_ == nullptr ? 1 : 1 + rest_->size(); }
+  Leaf& leaf(size_t index) { return index == 0 ? first_ : (*rest_)[index - 1]; }
+  const Leaf& leaf(size_t index) const { return index == 0 ? first_ : (*rest_)[index - 1]; }
+  const One& record(Position position) const { return *leaf(position.leaf)[position.at]; }
+  Position end() const { return {leaves() - 1, leaf(leaves() - 1).size()}; }
+
+  // The first record that is not `before`, or the end.
+  template <typename Before>
+  Position Search(Before before) const {
+    size_t in = 0;
+    if (leaves() > 1) {
+      in = FirstNot(leaves(), [&](size_t index) { return before(*leaf(index).back()); });
+      if (in == leaves()) return end();
+    }
+    const Leaf& found = leaf(in);
+    return {in, FirstNot(found.size(), [&](size_t at) { return before(*found[at]); })};
+  }
+
+  // How many records come before, of `size` in all.
+  size_t Rank(Position position, size_t size) const {
+    size_t rank = position.at;
+    if (position.leaf <= leaves() / 2) {
+      for (size_t i = 0; i < position.leaf; ++i) rank += leaf(i).size();
+      return rank;
+    }
+    for (size_t i = position.leaf; i < leaves(); ++i) size -= leaf(i).size();
+    return size + rank;
+  }
+
+  // Where the record is that so many of `size` come before.
+  Position PositionOf(size_t rank, size_t size) const {
+    if (rank <= size / 2) {
+      size_t in = 0;
+      for (; rank >= leaf(in).size(); ++in) rank -= leaf(in).size();
+      return {in, rank};
+    }
+    size_t in = leaves() - 1;
+    size_t from = size - leaf(in).size();
+    for (; rank < from; --in) from -= leaf(in - 1).size();
+    return {in, rank - from};
+  }
+
+  void Insert(Position position, One* record) {
+    if (leaf(position.leaf).size() == Leaf::kMost) position = MakeRoom(position);
+    leaf(position.leaf).Insert(position.at, record);
+  }
+
+  void Erase(Position position) {
+    leaf(position.leaf).Erase(position.at);
+    if (leaves() == 1) return;
+    if (leaf(position.leaf).empty()) {
+      Drop(position.leaf);
+      return;
+    }
+    if (position.leaf + 1 < leaves()) MergeWithNext(position.leaf);
+    if (position.leaf > 0) MergeWithNext(position.leaf - 1);
+  }
+
+  // They are sorted.
+  void Assign(std::span<One* const> records) {
+    rest_.reset();
+    constexpr size_t kFilled = Leaf::kMost * 3 / 4;  // with room for more
+    const size_t count = records.size();
+    const size_t parts = count <= Leaf::kMost ? 1 : (count + kFilled - 1) / kFilled;
+    first_ = Leaf(records.subspan(0, count / parts));
+    if (parts == 1) return;
+    rest_ = std::make_unique<std::vector<Leaf>>();
+    rest_->reserve(parts - 1);
+    for (size_t i = 1; i < parts; ++i) {
+      const size_t from = count * i / parts;
+      rest_->emplace_back(records.subspan(from, count * (i + 1) / parts - from));
+    }
+  }
+
+  std::vector<One*> All() const {
+    std::vector<One*> records;
+    for (size_t i = 0; i < leaves(); ++i) {
+      const std::span<One* const> more = leaf(i).all();
+      records.insert(records.end(), more.begin(), more.end());
+    }
+    return records;
+  }
+
+  void RemoveDoomed() {
+    std::vector<One*> kept = All();
+    std::erase_if(kept, [](const One* record) { return record->doomed(); });
+    Assign(kept);
+  }
+
+  size_t Allocated(size_t (*size_of)(void*)) const {
+    size_t bytes = first_.Allocated(size_of);
+    if (rest_ == nullptr) return bytes;
+    bytes += size_of(rest_.get()) + size_of(rest_->data());
+    for (const Leaf& leaf : *rest_) bytes += leaf.Allocated(size_of);
+    return bytes;
+  }
+
+  // Whether it is as described above, with `size` records.
+  template <typename Before>
+  bool IsSound(size_t size, Before before) const {
+    const std::vector<One*> all = All();
+    for (size_t i = 1; i < leaves(); ++i) {
+      if (leaf(i - 1).empty() || leaf(i).empty()) return false;
+      if (leaf(i - 1).size() + leaf(i).size() <= Leaf::kMost / 2) return false;
+    }
+    return all.size() == size && std::is_sorted(all.begin(), all.end(), before);
+  }
+
+ private:
+  // The first of `count` numbers that is not `before`, which all after it are not either; else
+  // `count`.
+  template <typename Before>
+  static size_t FirstNot(size_t count, Before before) {
+    size_t from = 0;
+    size_t to = count;
+    while (from < to) {
+      const size_t middle = from + (to - from) / 2;
+      if (before(middle)) {
+        from = middle + 1;
+      } else {
+        to = middle;
+      }
+    }
+    return from;
+  }
+
+  // Splits the full leaf of `position`, which is another one then. A list that grows at its end
+  // has full leaves.
+  Position MakeRoom(Position position) {
+    if (rest_ == nullptr) rest_ = std::make_unique<std::vector<Leaf>>();
+    const bool at_end = position == end();
+    const size_t stay = at_end ? Leaf::kMost : Leaf::kMost / 2;
+    Leaf next(leaf(position.leaf).all().subspan(stay));
+    leaf(position.leaf).Truncate(stay);
+    rest_->insert(rest_->begin() + static_cast<ptrdiff_t>(position.leaf), std::move(next));
+    if (!at_end && position.at <= stay) return position;
+    return {position.leaf + 1, position.at - stay};
+  }
+
+  void MergeWithNext(size_t index) {
+    const Leaf& next = leaf(index + 1);
+    if (leaf(index).size() + next.size() > Leaf::kMost / 2) return;
+    leaf(index).Append(next.all());
+    Drop(index + 1);
+  }
+
+  void Drop(size_t index) {
+    if (index == 0) {
+      first_ = std::move(rest_->front());
+      index = 1;
+    }
+    rest_->erase(rest_->begin() + static_cast<ptrdiff_t>(index - 1));
+    if (rest_->empty()) rest_.reset();
+  }
+
+  Leaf first_;
+  std::unique_ptr<std::vector<Leaf>> rest_;  // null if there are no more
+};
+
 // A lock that has, or had, several holds.
 class Lock::Many : public Lock {
  public:
   // The holds are of different owners.
-  Many(Mode mode, std::span<const Hold> holds) : Lock(ManyHead(mode)) {
+  Many(Mode mode, std::span<const Hold> holds) : Lock(ManyHead(mode)), size_(holds.size()) {
     std::vector<One*> made;
     made.reserve(holds.size());
-    for (const Hold& hold : holds) made.push_back(One::Make(mode, hold));
-    ForEachOrder([&made](std::vector<One*>& sorted, auto before) {
-      sorted = made;
-      std::sort(sorted.begin(), sorted.end(), before);
+    for (const Hold& hold : holds) {
+      made.push_back(One::Make(mode, hold));
+      NoteLinger(hold);
+    }
+    ForEachOrder([&made](List& list, auto before) {
+      std::sort(made.begin(), made.end(), before);
+      list.Assign(made);
     });
+    Check();
   }
   ~Many() {
-    for (One* record : records(Order::kByOwner)) delete record;
-  }
-
-  const std::vector<One*>& records(Order order) const {
-    return records_[static_cast<size_t>(order)];
-  }
-
-  // A hold of a new owner, or the new values of an owner's hold.
-  void Put(const Hold& hold) {
-    One* record = Take(hold.owner);
-    if (record == nullptr || !record->Renew(mode(), hold)) {
-      One* other = One::Make(mode(), hold);
-      delete record;
-      record = other;
+    const List& all = list(Order::kByOwner);
+    for (size_t i = 0; i < all.leaves(); ++i) {
+      for (One* record : all.leaf(i).all()) One::Free(record);
     }
-    ForEachOrder([record](std::vector<One*>& sorted, auto before) {
-      sorted.insert(std::lower_bound(sorted.begin(), sorted.end(), record, before), record);
-    });
   }
 
-  void Remove(Owner owner) { delete Take(owner); }
+  const List& list(Order order) const { return lists_[static_cast<size_t>(order)]; }
+  size_t size() const { return size_; }
+  bool may_linger() const { return may_linger_; }
+
+  // A hold of a new owner, or the new values of an owner's hold. Only the orders in which the hold
+  // moves are touched: a renewal leaves owners and tokens alone.
+  void Put(const Hold& hold) {
+    NoteLinger(hold);
+    if (auto* record = const_cast<One*>(Seek(hold.owner)); record != nullptr) {
+      Change(record, hold);
+    } else {
+      InsertInto(Order::kByOwner, record = One::Make(mode(), hold));
+      InsertInto(Order::kByToken, record);
+      InsertInto(Order::kByClosing, record);
+      ++size_;
+    }
+    Check();
+  }
+
+  // The owner has a hold.
+  void Remove(Owner owner) {
+    auto* record = const_cast<One*>(Seek(owner));
+    EraseEverywhere(record);
+    One::Free(record);
+    Check();
+  }
+
+  // Some hold, but not every one, closes before `moment`.
+  void RemoveClosedBefore(Instant moment) {
+    std::vector<One*> doomed;
+    const List& closing = list(Order::kByClosing);
+    for (Position at; closing.record(at).closes() < moment; at = Next(Order::kByClosing, at)) {
+      doomed.push_back(const_cast<One*>(&closing.record(at)));
+    }
+    RemoveAll(doomed);
+  }
+
+  // False: that would be the end of all holds, and nothing was changed.
+  bool EndSessions(const SessionsEnded& ended) {
+    std::vector<One*> doomed;
+    std::vector<One*> lingering;
+    for (const Owner owner : ended.owners) {
+      auto* record = const_cast<One*>(Seek(owner));
+      if (record == nullptr || record->doomed()) continue;
+      const Hold hold = record->hold();
+      if (!hold.LiveAt(ended.at)) continue;
+      if (hold.linger == Millis{0}) {
+        record->SetDoomed(true);
+        doomed.push_back(record);
+      } else {
+        lingering.push_back(record);
+      }
+    }
+    if (doomed.size() == size_) {
+      for (One* record : doomed) record->SetDoomed(false);
+      return false;
+    }
+    if (!doomed.empty()) RemoveAll(doomed);
+    if (!lingering.empty()) EndSessionsOf(lingering, ended.at);
+    return true;
+  }
 
  private:
-  // Takes the owner's record out, or returns null.
-  One* Take(Owner owner) {
-    auto* record = const_cast<One*>(Seek(owner));
-    if (record == nullptr) return nullptr;
-    ForEachOrder([record](std::vector<One*>& sorted, auto before) {
-      sorted.erase(std::lower_bound(sorted.begin(), sorted.end(), record, before));
-    });
-    return record;
+  void NoteLinger(const Hold& hold) { may_linger_ = may_linger_ || hold.linger > Millis{0}; }
+
+  // So many changes at once cost more one by one than by going through all records.
+  bool IsLargePart(size_t changes) const { return changes > size_ / 32; }
+
+  void Change(One* record, const Hold& hold) {
+    const bool moves_by_token = record->token() != hold.token;
+    const bool moves_by_closing = record->closes() != hold.closes();
+    if (moves_by_token) EraseFrom(Order::kByToken, record);
+    if (moves_by_closing) EraseFrom(Order::kByClosing, record);
+    if (!record->Renew(mode(), hold)) {
+      One* other = One::Make(mode(), hold);  // first, because the owner's bytes may be in `record`
+      ReplaceIn(Order::kByOwner, record, other);
+      if (!moves_by_token) ReplaceIn(Order::kByToken, record, other);
+      if (!moves_by_closing) ReplaceIn(Order::kByClosing, record, other);
+      One::Free(std::exchange(record, other));
+    }
+    if (moves_by_token) InsertInto(Order::kByToken, record);
+    if (moves_by_closing) InsertInto(Order::kByClosing, record);
   }
 
-  // Calls `act` with each list and its order, in which no two records are equal.
+  // No record is named twice.
+  void RemoveAll(std::span<One* const> doomed) {
+    assert(doomed.size() < size_);
+    if (IsLargePart(doomed.size())) {
+      for (One* record : doomed) record->SetDoomed(true);
+      for (List& list : lists_) list.RemoveDoomed();
+      size_ -= doomed.size();
+    } else {
+      for (One* record : doomed) EraseEverywhere(record);
+    }
+    for (One* record : doomed) One::Free(record);
+    Check();
+  }
+
+  void EndSessionsOf(std::span<One* const> lingering, Instant at) {
+    const bool sort = IsLargePart(lingering.size());
+    for (One* record : lingering) {
+      if (!record->hold().LiveAt(at)) continue;  // named twice
+      const Hold hold = AfterSession(record->hold(), at);
+      if (!sort) EraseFrom(Order::kByClosing, record);
+      [[maybe_unused]] const bool renewed = record->Renew(mode(), hold);
+      assert(renewed);  // it is wide, because it lingers
+      if (!sort) InsertInto(Order::kByClosing, record);
+    }
+    if (sort) {
+      ForOrder(Order::kByClosing, [](List& list, auto before) {
+        std::vector<One*> records = list.All();
+        std::sort(records.begin(), records.end(), before);
+        list.Assign(records);
+      });
+    }
+    Check();
+  }
+
+  void InsertInto(Order order, One* record) {
+    ForOrder(order, [record](List& list, auto before) {
+      list.Insert(PositionIn(list, record, before), record);
+    });
+  }
+  void EraseFrom(Order order, const One* record) {
+    ForOrder(order, [record](List& list, auto before) {
+      const Position position = PositionIn(list, record, before);
+      assert(&list.record(position) == record);
+      list.Erase(position);
+    });
+  }
+  // The two are equal in this order.
+  void ReplaceIn(Order order, const One* record, One* other) {
+    ForOrder(order, [&](List& list, auto before) {
+      const Position position = PositionIn(list, record, before);
+      assert(&list.record(position) == record);
+      list.leaf(position.leaf)[position.at] = other;
+    });
+  }
+  void EraseEverywhere(const One* record) {
+    for (const Order order : kOrders) EraseFrom(order, record);
+    --size_;
+  }
+
+  template <typename Before>
+  static Position PositionIn(const List& list, const One* record, Before before) {
+    return list.Search([&](const One& other) { return before(&other, record); });
+  }
+
+  // Calls `act` with a list and its order, in which no two records are equal.
+  template <typename Act>
+  void ForOrder(Order order, Act act) {
+    List& list = lists_[static_cast<size_t>(order)];
+    switch (order) {
+      case Order::kByOwner:
+        return act(list,
+                   [](const One* a, const One* b) { return a->owner().bytes < b->owner().bytes; });
+      case Order::kByToken:
+        return act(list, [](const One* a, const One* b) {
+          if (a->token() != b->token()) return a->token() < b->token();
+          return a->owner().bytes < b->owner().bytes;
+        });
+      case Order::kByClosing:
+        return act(list, [](const One* a, const One* b) {
+          const Instant closes = a->closes();
+          const Instant other = b->closes();
+          return closes != other ? closes < other : a->owner().bytes < b->owner().bytes;
+        });
+    }
+  }
   template <typename Act>
   void ForEachOrder(Act act) {
-    act(records_[static_cast<size_t>(Order::kByOwner)],
-        [](const One* a, const One* b) { return a->owner().bytes < b->owner().bytes; });
-    act(records_[static_cast<size_t>(Order::kByToken)], [](const One* a, const One* b) {
-      return std::tuple(a->token(), a->owner().bytes) < std::tuple(b->token(), b->owner().bytes);
-    });
-    act(records_[static_cast<size_t>(Order::kByClosing)], [](const One* a, const One* b) {
-      return std::tuple(a->closes(), a->owner().bytes) < std::tuple(b->closes(), b->owner().bytes);
-    });
+    for (const Order order : kOrders) ForOrder(order, act);
   }
 
-  std::array<std::vector<One*>, 3> records_;
+  // In debug builds, and for most of the larger locks only now and then.
+  void Check() {
+#ifndef NDEBUG
+    constexpr size_t kSmall = 64;
+    constexpr size_t kNowAndThen = 97;
+    if (size_ > kSmall && size_ % kNowAndThen != 0) return;
+    ForEachOrder([this](const List& list, auto before) { assert(list.IsSound(size_, before)); });
+#endif
+  }
+
+  static constexpr std::array kOrders = {Order::kByOwner, Order::kByToken, Order::kByClosing};
+
+  size_t size_;
+  bool may_linger_ = false;  // some hold has lingered, or will
+  std::array<List, 3> lists_;
 };
 
 Lock* Lock::Adopt(char* bytes, size_t size) { return One::Adopt(bytes, size); }
@@ -212,45 +620,73 @@ void Lock::operator delete(Lock* lock, std::destroying_delete_t /*destroying*/) 
   ::operator delete(lock);
 }
 
-size_t Lock::size() const {
-  return many() ? static_cast<const Many*>(this)->records(Order::kByOwner).size() : 1;
+const Lock::List& Lock::list(Order order) const {
+  return static_cast<const Many*>(this)->list(order);
 }
 
-const Lock::One& Lock::record(Order order, size_t index) const {
-  if (!many()) return static_cast<const One&>(*this);
-  return *static_cast<const Many*>(this)->records(order)[index];
+size_t Lock::size() const { return many() ? static_cast<const Many*>(this)->size() : 1; }
+
+Lock::Position Lock::end(Order order) const {
+  return many() ? list(order).end() : Position{.leaf = 0, .at = 1};
+}
+
+Lock::Position Lock::Next(Order order, Position position) const {
+  ++position.at;
+  if (many() && position.at == list(order).leaf(position.leaf).size() &&
+      position.leaf + 1 < list(order).leaves()) {
+    return {position.leaf + 1, 0};
+  }
+  return position;
+}
+
+Lock::Position Lock::Previous(Order order, Position position) const {
+  if (position.at > 0) return {position.leaf, position.at - 1};
+  return {position.leaf - 1, list(order).leaf(position.leaf - 1).size() - 1};
+}
+
+const Lock::One& Lock::record(Order order, Position position) const {
+  return many() ? list(order).record(position) : static_cast<const One&>(*this);
 }
 
 std::string_view Lock::AsBytes() const {
-  const One& one = record(Order::kByOwner, 0);
+  const One& one = record(Order::kByOwner, begin());
   return {reinterpret_cast<const char*>(&one), one.size()};
 }
 
-Hold Lock::at(Order order, size_t index) const { return record(order, index).hold(); }
+Hold Lock::Iterator::operator*() const { return lock_->record(order_, position_).hold(); }
+
+Lock::Holds Lock::holds(Order order) const {
+  return {{this, order, begin()}, {this, order, end(order)}};
+}
+
+Hold Lock::at(Order order, size_t index) const {
+  return record(order, many() ? list(order).PositionOf(index, size()) : begin()).hold();
+}
+
+Hold Lock::first(Order order) const { return record(order, begin()).hold(); }
+
+Hold Lock::last(Order order) const {
+  return (many() ? *list(order).leaf(list(order).leaves() - 1).back()
+                 : static_cast<const One&>(*this))
+      .hold();
+}
 
 template <typename Before>
-size_t Lock::Search(Order order, Before before) const {
-  size_t from = 0;
-  size_t to = size();
-  while (from < to) {
-    const size_t middle = from + (to - from) / 2;
-    if (before(record(order, middle))) {
-      from = middle + 1;
-    } else {
-      to = middle;
-    }
-  }
-  return from;
+Lock::Position Lock::Search(Order order, Before before) const {
+  if (many()) return list(order).Search(before);
+  return before(static_cast<const One&>(*this)) ? end(order) : begin();
 }
 
 const Lock::One* Lock::Seek(Owner owner) const {
-  const size_t index =
-      many()
-          ? Search(Order::kByOwner, [&](const One& one) { return one.owner().bytes < owner.bytes; })
-          : 0;
-  if (index == size()) return nullptr;
-  const One& found = record(Order::kByOwner, index);
-  return found.owner() == owner ? &found : nullptr;
+  if (!many()) {
+    const auto* one = static_cast<const One*>(this);
+    return one->owner() == owner ? one : nullptr;
+  }
+  const Position found =
+      Search(Order::kByOwner, [&](const One& other) { return other.owner().bytes < owner.bytes; });
+  if (found == end(Order::kByOwner)) return nullptr;
+  const One& one = record(Order::kByOwner, found);
+  return one.owner() == owner ? &one : nullptr;
 }
 
 std::optional<Hold> Lock::Find(Owner owner) const {
@@ -260,25 +696,37 @@ std::optional<Hold> Lock::Find(Owner owner) const {
 }
 
 bool Lock::HasLive(Token token, Instant now) const {
-  size_t index = Search(Order::kByToken, [&](const One& one) { return one.token() < token; });
-  for (; index < size() && record(Order::kByToken, index).token() == token; ++index) {
-    if (at(Order::kByToken, index).LiveAt(now)) return true;
+  Position at = Search(Order::kByToken, [&](const One& one) { return one.token() < token; });
+  for (; at != end(Order::kByToken); at = Next(Order::kByToken, at)) {
+    const One& one = record(Order::kByToken, at);
+    if (one.token() != token) break;
+    if (one.hold().LiveAt(now)) return true;
   }
   return false;
 }
 
+bool Lock::MayLinger() const {
+  return many() ? static_cast<const Many*>(this)->may_linger()
+                : first(Order::kByOwner).linger > Millis{0};
+}
+
 size_t Lock::KeepingOut(Instant now) const {
-  return size() - Search(Order::kByClosing, [&](const One& one) { return one.closes() < now; });
+  const Position first =
+      Search(Order::kByClosing, [&](const One& one) { return one.closes() < now; });
+  if (!many()) return 1 - first.at;
+  return size() - list(Order::kByClosing).Rank(first, size());
 }
 
 size_t Lock::Allocated(size_t (*size_of)(void*)) const {
   size_t bytes = size_of(const_cast<Lock*>(this));
   if (!many()) return bytes;
   for (const Order order : {Order::kByOwner, Order::kByToken, Order::kByClosing}) {
-    const std::vector<One*>& records = static_cast<const Many*>(this)->records(order);
-    if (records.capacity() > 0) bytes += size_of(const_cast<One**>(records.data()));
+    bytes += list(order).Allocated(size_of);
   }
-  for (One* one : static_cast<const Many*>(this)->records(Order::kByOwner)) bytes += size_of(one);
+  const List& all = list(Order::kByOwner);
+  for (size_t i = 0; i < all.leaves(); ++i) {
+    for (One* one : all.leaf(i).all()) bytes += size_of(one);
+  }
   return bytes;
 }
 
@@ -286,6 +734,14 @@ Lock* Lock::Without(Owner holder) {
   if (size() == 1) return nullptr;
   static_cast<Many*>(this)->Remove(holder);
   return this;
+}
+
+Hold AfterSession(const Hold& hold, Instant at) {
+  Hold lingers = hold;
+  const Millis until = std::max(at - Millis{1}, kMinInstant) - kMinInstant;
+  lingers.linger = std::min(hold.linger + until, kMaxInstant - kMinInstant);
+  lingers.end = kMinInstant;
+  return lingers;
 }
 
 bool Joins(const Lock* lock, Mode mode) {
@@ -325,6 +781,25 @@ Lock* Apply(Lock* lock, const Released& released) {
 
 Lock* Apply(Lock* lock, const Ended& ended) {
   return lock == nullptr || lock->Seek(ended.owner) == nullptr ? lock : lock->Without(ended.owner);
+}
+
+Lock* Apply(Lock* lock, const Expired& expired) {
+  if (lock == nullptr || lock->closes() < expired.before) return nullptr;
+  if (lock->first(Lock::Order::kByClosing).closes() < expired.before) {
+    static_cast<Lock::Many*>(lock)->RemoveClosedBefore(expired.before);
+  }
+  return lock;
+}
+
+Lock* Apply(Lock* lock, const SessionsEnded& ended) {
+  if (lock == nullptr) return nullptr;
+  if (lock->many()) return static_cast<Lock::Many*>(lock)->EndSessions(ended) ? lock : nullptr;
+  const Hold hold = static_cast<const Lock::One*>(lock)->hold();
+  const bool named =
+      std::find(ended.owners.begin(), ended.owners.end(), hold.owner) != ended.owners.end();
+  if (!named || !hold.LiveAt(ended.at)) return lock;
+  if (hold.linger == Millis{0}) return nullptr;
+  return Apply(lock, Held{lock->mode(), AfterSession(hold, ended.at)});
 }
 
 }  // namespace turnstile

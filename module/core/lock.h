@@ -16,13 +16,17 @@
 //
 // Nearly every lock has one holder. Such a lock is one allocation: a packed hold with its owner's
 // bytes behind it. A lock with more holders has each of them in such an allocation of its own, and
-// three sorted lists of pointers to them. Rejected: trees and hash tables. A thousand holders are
-// 8 KB of pointers a list, which move in less time than one cache miss takes; and a lock of three
-// holders, of which there may be millions, stays small.
+// three sorted lists of pointers to them. A list is cut into leaves of at most 512 pointers, so a
+// change moves at most 4 KB of memory, whether there are a thousand holders or a hundred thousand;
+// and a lock of three holders, of which there may be millions, has one leaf per list and stays
+// small. Rejected: one array per list, in which each change moves memory in proportion to the
+// number of holders; search trees, which take three nodes of 40 bytes for each hold.
 
 #ifndef TURNSTILE_CORE_LOCK_H_
 #define TURNSTILE_CORE_LOCK_H_
 
+#include <cstddef>
+#include <iterator>
 #include <new>
 #include <optional>
 #include <span>
@@ -48,11 +52,25 @@ struct Ended {  // this owner's hold is over, whatever its count
   Owner owner;
   Loss how = Loss::kExpired;
 };
+struct Expired {  // every hold that kept others out until some moment before this one is removed
+  Instant before;
+};
+// The connections to which these owners' holds were bound had closed at this moment. Those holds
+// that were live then have ended: they are removed, or linger from then on if they are to linger.
+struct SessionsEnded {
+  Instant at;
+  std::span<const Owner> owners;
+};
 struct PlainFreed {};  // the string is gone
 struct PlainExtended {
   Instant end;
 };
-using Change = std::variant<Held, Released, Ended, PlainFreed, PlainExtended>;
+using Change =
+    std::variant<Held, Released, Ended, Expired, SessionsEnded, PlainFreed, PlainExtended>;
+
+// What is left of a live hold that lingers, after its session ended. From here on it only lingers:
+// at no moment, not even of a clock that is set back, is it live again.
+Hold AfterSession(const Hold& hold, Instant at);
 
 // The value of a lock's key: one hold or more.
 class Lock {
@@ -74,16 +92,24 @@ class Lock {
 
   // Holds can be read in three orders. The owners in them are views into this lock.
   enum class Order { kByOwner, kByToken, kByClosing };
+  class Iterator;
+  struct Holds;
+  Holds holds(Order order) const;
   size_t size() const;
+  // Costs a step for each 512 holds between this one and the nearer end.
   Hold at(Order order, size_t index) const;
+  Hold first(Order order) const;
+  Hold last(Order order) const;
 
   std::optional<Hold> Find(Owner owner) const;
   // A hold under this token that is live at `now`.
   bool HasLive(Token token, Instant now) const;
   // How many holds keep others out at `now`.
   size_t KeepingOut(Instant now) const;
+  // False: no hold lingers, so those that keep others out are live.
+  bool MayLinger() const;
   // The last millisecond in which some hold keeps others out: the TTL of the key.
-  Instant closes() const { return at(Order::kByClosing, size() - 1).closes(); }
+  Instant closes() const { return last(Order::kByClosing).closes(); }
 
   // The sum of `size_of` over all allocations of this lock.
   size_t Allocated(size_t (*size_of)(void*)) const;
@@ -111,21 +137,75 @@ class Lock {
 
  private:
   class One;
+  class Leaf;
+  class List;
   class Many;
+  // Where a record is in an order: in which leaf, and where in it. Behind the last record is the
+  // end of the last leaf. The one record of a lock of one hold is at {0, 0}.
+  struct Position {
+    size_t leaf = 0;
+    size_t at = 0;
+    friend bool operator==(Position, Position) = default;
+  };
 
   bool many() const { return head_ >> kManyAt != 0; }
-  const One& record(Order order, size_t index) const;
+  const List& list(Order order) const;
+  Position begin() const { return {}; }
+  Position end(Order order) const;
+  Position Next(Order order, Position position) const;
+  Position Previous(Order order, Position position) const;
+  const One& record(Order order, Position position) const;
   const One* Seek(Owner owner) const;
   // What is left of the lock without this holder.
   Lock* Without(Owner holder);
-  // The index of the first hold that is not `before`, or size().
+  // The first hold that is not `before`, or the end.
   template <typename Before>
-  size_t Search(Order order, Before before) const;
+  Position Search(Order order, Before before) const;
 
   friend bool EndsHold(const Lock& lock, const Released& released);
   friend Lock* Apply(Lock* lock, const Held& held);
   friend Lock* Apply(Lock* lock, const Released& released);
   friend Lock* Apply(Lock* lock, const Ended& ended);
+  friend Lock* Apply(Lock* lock, const Expired& expired);
+  friend Lock* Apply(Lock* lock, const SessionsEnded& ended);
+};
+
+class Lock::Iterator {
+ public:
+  using iterator_category = std::bidirectional_iterator_tag;
+  using value_type = Hold;
+  using difference_type = ptrdiff_t;
+  using pointer = void;
+  using reference = Hold;
+
+  Hold operator*() const;
+  Iterator& operator++() {
+    position_ = lock_->Next(order_, position_);
+    return *this;
+  }
+  Iterator& operator--() {
+    position_ = lock_->Previous(order_, position_);
+    return *this;
+  }
+  friend bool operator==(const Iterator&, const Iterator&) = default;
+
+ private:
+  friend class Lock;
+
+  Iterator(const Lock* lock, Order order, Position position)
+      : lock_(lock), order_(order), position_(position) {}
+
+  const Lock* lock_;
+  Order order_;
+  Position position_;
+};
+
+struct Lock::Holds {
+  Iterator begin_;
+  Iterator end_;
+
+  Iterator begin() const { return begin_; }
+  Iterator end() const { return end_; }
 };
 
 // Whether a hold of `mode` joins the holds of `lock` (null: no lock). Else it takes their place.
@@ -140,10 +220,15 @@ inline bool EndsHold(const Lock& /*lock*/, const Ended& /*ended*/) { return true
 
 // Carry out a fact on a key that stores `lock` (null: no lock). They return the lock to store, or
 // null if nobody is left: either `lock`, changed where it is, or a new one that takes its place;
-// then `lock` still belongs to the caller.
+// then `lock` still belongs to the caller, unchanged.
+//
+// Of n holds each costs O(log n), but for the last two, which remove many at once: those cost
+// O(k log n), and O(n) at most where k of them is a large part of n (O(n log n) if they linger).
 Lock* Apply(Lock* lock, const Held& held);
 Lock* Apply(Lock* lock, const Released& released);
 Lock* Apply(Lock* lock, const Ended& ended);
+Lock* Apply(Lock* lock, const Expired& expired);
+Lock* Apply(Lock* lock, const SessionsEnded& ended);
 
 }  // namespace turnstile
 

@@ -3,7 +3,7 @@
 namespace turnstile {
 namespace {
 
-// See DecideSessionEnd: such a hold has been told as lost when its connection closed.
+// See AfterSession: such a hold has been told as lost when its connection closed.
 bool WasTold(const Hold& hold) { return hold.end == kMinInstant; }
 
 void Add(const Hold& hold, Loss how, std::vector<Lost>& lost) {
@@ -17,8 +17,7 @@ HeldNews NewsOf(const Lock* lock, const Held& held) {
   if (lock == nullptr) return result;
   // Nobody gets a lock before its holders' time is over.
   if (Replaces(lock, held)) {
-    for (size_t i = 0; i < lock->size(); ++i) {
-      const Hold hold = lock->at(Lock::Order::kByToken, i);
+    for (const Hold& hold : lock->holds(Lock::Order::kByToken)) {
       if (hold.owner != held.hold.owner) Add(hold, Loss::kExpired, result.lost);
     }
   }
@@ -28,9 +27,6 @@ HeldNews NewsOf(const Lock* lock, const Held& held) {
     if (own->end < held.hold.since) Add(*own, Loss::kExpired, result.lost);
   } else if (own->token > held.hold.token) {  // what an upgrade left behind is back
     Add(*own, Loss::kUndelivered, result.lost);
-    result.news = News::kNone;
-  } else if (WasTold(held.hold)) {
-    Add(*own, Loss::kSession, result.lost);
     result.news = News::kNone;
   } else {
     const bool same = lock->mode() == held.mode && *own == held.hold;
@@ -45,10 +41,29 @@ std::vector<Lost> LostWith(const Hold& hold, Loss how) {
   return lost;
 }
 
+std::vector<Lost> LostWith(const Lock& lock, const Expired& expired) {
+  std::vector<Lost> lost;
+  lost.reserve(lock.size() - lock.KeepingOut(expired.before));
+  for (const Hold& hold : lock.holds(Lock::Order::kByClosing)) {
+    if (hold.KeepsOutAt(expired.before)) break;
+    Add(hold, Loss::kExpired, lost);
+  }
+  return lost;
+}
+
+std::vector<Lost> LostWith(const Lock& lock, const SessionsEnded& ended) {
+  std::vector<Lost> lost;
+  lost.reserve(ended.owners.size());
+  for (const Owner owner : ended.owners) {
+    const std::optional<Hold> hold = lock.Find(owner);
+    if (hold.has_value() && hold->LiveAt(ended.at)) Add(*hold, Loss::kSession, lost);
+  }
+  return lost;
+}
+
 std::vector<Lost> LostWith(const Lock& lock, Loss live_ones, Instant now) {
   std::vector<Lost> lost;
-  for (size_t i = 0; i < lock.size(); ++i) {
-    const Hold hold = lock.at(Lock::Order::kByToken, i);
+  for (const Hold& hold : lock.holds(Lock::Order::kByToken)) {
     Add(hold, hold.LiveAt(now) ? live_ones : Loss::kExpired, lost);
   }
   return lost;

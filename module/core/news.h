@@ -30,10 +30,13 @@ struct HeldNews {
 };
 HeldNews NewsOf(const Lock* lock, const Held& held);
 
-// What is lost with a hold that is removed as ended, or with a lock that somebody removes at `now`.
+// What is lost with a hold that is removed as ended, by facts about many holds, or with a lock that
+// somebody removes at `now`.
 // Nothing for holds whose loss has been told already: those that ended with their session and
 // lingered on.
 std::vector<Lost> LostWith(const Hold& hold, Loss how);
+std::vector<Lost> LostWith(const Lock& lock, const Expired& expired);
+std::vector<Lost> LostWith(const Lock& lock, const SessionsEnded& ended);
 std::vector<Lost> LostWith(const Lock& lock, Loss live_ones, Instant now);
 
 }  // namespace turnstile

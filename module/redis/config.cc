@@ -29,11 +29,13 @@ Setting token_margin{"token-margin-ms", 30 * kSecond, 0, kLargestLeadForMargin.c
 Setting failover_grace{"failover-grace-ms", 0, 0, 3650 * kDay};
 // The server itself takes 28 to 48 KB of memory for each waiting client.
 Setting max_waiters{"max-waiters", 5000, 0, 1000000};
+// Of one lock. Some commands cost in proportion to the number of its holders.
+Setting max_holders{"max-holders", 10000, 1, 100000};
 
 Setting max_waiters_per_user{"max-waiters-per-user", 0, 0, 1000000};  // 0: no limit
 
-Setting* const kSettings[] = {&max_lease, &token_margin, &failover_grace, &max_waiters,
-                              &max_waiters_per_user};
+Setting* const kSettings[] = {&max_lease,   &token_margin,         &failover_grace,
+                              &max_waiters, &max_waiters_per_user, &max_holders};
 
 long long Get(const char* /*name*/, void* setting) { return static_cast<Setting*>(setting)->value; }
 
@@ -151,6 +153,8 @@ Limits CurrentLimits() { return Limits{.max_lease = Millis{max_lease.value}}; }
 Millis TokenMargin() { return Millis{token_margin.value}; }
 
 Millis FailoverGrace() { return Millis{failover_grace.value}; }
+
+size_t MaxHolders() { return static_cast<size_t>(max_holders.value); }
 
 bool PlainLocks() { return plain_locks.value; }
 

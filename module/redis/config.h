@@ -28,6 +28,9 @@ size_t MaxWaiters();
 // turnstile.max-waiters-per-user; 0: no limit
 size_t MaxWaitersPerUser();
 
+// turnstile.max-holders
+size_t MaxHolders();
+
 // turnstile.plain-locks: whether a string counts as a lock held by its value.
 bool PlainLocks();
 

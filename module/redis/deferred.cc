@@ -40,7 +40,7 @@ void RestoreTtl(RedisModuleCtx* ctx, std::string_view key_name, Instant now) {
     const ScopedName name(ctx, LockName{db, key_name});
     LockKey key(ctx, name.get(), LockKey::Access::kInspect);
     if (const Lock* lock = key.lock(); lock != nullptr && key.expiry() != lock->closes()) {
-      const Held last{lock->mode(), lock->at(Lock::Order::kByClosing, lock->size() - 1)};
+      const Held last{lock->mode(), lock->last(Lock::Order::kByClosing)};
       CarryOut(ctx, key, last, now, Carrier::kDeferred);
     }
   }

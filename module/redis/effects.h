@@ -23,14 +23,22 @@ enum class Carrier {
 };
 
 // Carries out what was decided here, and tells replicas and the AOF the same fact; first the end of
-// holds that are over.
+// holds that are over. A change of a plain lock needs the server's own command: see HasCommand.
 void CarryOut(RedisModuleCtx* ctx, LockKey& key, const Change& change, Instant now,
               Carrier carrier);
+
+// By which rules requests are granted now.
+GrantRules CurrentRules(Instant now);
 
 // Carries out a granted request on one of its locks. `session`: the connection that the hold is
 // bound to, if it is bound to one.
 void CarryOutGrant(RedisModuleCtx* ctx, LockKey& key, const AcquireRequest& request, Token token,
                    Instant now, std::optional<uint64_t> session, Carrier carrier);
+
+// The command by which a plain lock is changed, null for a change of any other lock.
+const char* CommandFor(const Change& change);
+// Whether the server has a command of this name: it may have been renamed or disabled.
+bool HasCommand(RedisModuleCtx* ctx, const char* name);
 
 // Removes holds that are over while others are not.
 void RemoveOverdue(RedisModuleCtx* ctx, LockKey& key, Instant now);
@@ -38,6 +46,8 @@ void RemoveOverdue(RedisModuleCtx* ctx, LockKey& key, Instant now);
 // Carries out what the running LOCK.FACT or LOCK.HELD says, and passes it on as it came.
 void Obey(RedisModuleCtx* ctx, LockKey& key, const Held& held);
 void Obey(RedisModuleCtx* ctx, LockKey& key, const Ended& ended);
+void Obey(RedisModuleCtx* ctx, LockKey& key, const Expired& expired);
+void Obey(RedisModuleCtx* ctx, LockKey& key, const SessionsEnded& ended);
 void Obey(RedisModuleCtx* ctx, const FloorFact& floor);
 
 // Tells replicas and the AOF that no token up to `floor` will be issued again.

@@ -1,6 +1,7 @@
 #include "redis/events.h"
 
 #include <algorithm>
+#include <bitset>
 #include <utility>
 
 #include "core/request.h"
@@ -96,6 +97,7 @@ void LockEvents::Lost(RedisModuleCtx* ctx, RedisModuleString* key,
   if (lost.empty()) return;
   const bool counts = Decides(ServerFlags());
   const Instant now = ToInstant(WallNow());
+  std::bitset<8> told;  // by cause: an event tells of a lock, not of a hold
   for (const auto& [hold, how] : lost) {
     if (counts) {
       CountLoss(hold, how, now);
@@ -104,7 +106,9 @@ void LockEvents::Lost(RedisModuleCtx* ctx, RedisModuleString* key,
              "grants were taken back, because their clients were gone before they could be told");
       }
     }
-    PublishLoss(ctx, key, how);
+    const auto cause = static_cast<size_t>(how);
+    if (!told.test(cause)) PublishLoss(ctx, key, how);
+    told.set(cause);
   }
 }
 

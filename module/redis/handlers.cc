@@ -91,6 +91,21 @@ void EndClosedSessions(RedisModuleCtx* ctx, LockKeys& keys, Instant now) {
   for (size_t i = 0; i < keys.size(); ++i) sessions.EndClosedIn(ctx, keys[i], now, Carrier::kFact);
 }
 
+// The command that the request needs to change a plain lock and that the server lacks; null if
+// there is none. Asked before anything is changed.
+template <typename Request>
+const char* MissingCommand(RedisModuleCtx* ctx, LockKeys& keys, const Request& request,
+                           Instant now) {
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (!keys[i].is_plain()) continue;
+    const Decision decision = Decide(keys[i].place(), request, now);
+    if (!decision.change.has_value()) continue;
+    const char* command = CommandFor(*decision.change);
+    if (!HasCommand(ctx, command)) return command;
+  }
+  return nullptr;
+}
+
 // --- The command after THEN -------------------------------------------------------------------
 
 // Tells the server all keys of LOCK.FENCE, so that it checks rights and slots before anything runs:
@@ -152,7 +167,7 @@ int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
     return waiters.AheadOfNewcomer(key.lock_name(), place, request, moment);
   });
   const TokenClock& clock = Tokens().Issuing(now);
-  const Admission admission = Decide(sites.get(), request, now, clock, Tokens().GraceAt(moment));
+  const Admission admission = Decide(sites.get(), request, now, clock, CurrentRules(moment));
   if (admission.granted()) {
     ++(admission.is_new() ? TheStats().acquired_immediately : TheStats().reacquired);
     for (size_t i = 0; i < keys.size(); ++i) {
@@ -182,6 +197,9 @@ int HandleRelease(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
   if (keys.any_wrong_type()) return ReplyWrongType(ctx);
   const Instant now = source == Source::kObeyed ? kBeforeAnyEnd : ToInstant(WallNow());
+  if (const char* missing = MissingCommand(ctx, keys, request, now); missing != nullptr) {
+    return ReplyMissingCommand(ctx, "LOCK.RELEASE", missing);
+  }
   if (source == Source::kCaller) EndClosedSessions(ctx, keys, now);
   const Carrier carrier = keys.size() == 1 ? Carrier::kCommand : Carrier::kFact;
   std::vector<LockName> locks;
@@ -215,6 +233,9 @@ int HandleTouch(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
   if (keys.any_wrong_type()) return ReplyWrongType(ctx);
   const Instant now = ToInstant(WallNow());
+  if (const char* missing = MissingCommand(ctx, keys, request, now); missing != nullptr) {
+    return ReplyMissingCommand(ctx, "LOCK.TOUCH", missing);
+  }
   EndClosedSessions(ctx, keys, now);
   size_t touched = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
@@ -324,7 +345,9 @@ int HandleHeld(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
 }
 
 // LOCK.FACT HELD key owner token since-ms end-ms [SHARED | LIMIT] [COUNT n] [LINGER ms]
-// LOCK.FACT ENDED key owner [SESSION | UNDELIVERED]
+// LOCK.FACT ENDED key owner [UNDELIVERED]
+// LOCK.FACT EXPIRED key before-ms
+// LOCK.FACT SESSION key at-ms owner [owner ...]
 // LOCK.FACT FLOOR token
 int HandleFact(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   constexpr int kFactKey = 2;
@@ -346,6 +369,10 @@ int HandleFact(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
     LockKey key(ctx, argv[kFactKey], LockKey::Access::kChange);
     if (const auto* ended = std::get_if<EndedFact>(&fact)) {
       Obey(ctx, key, ended->ended);
+    } else if (const auto* expired = std::get_if<ExpiredFact>(&fact)) {
+      Obey(ctx, key, expired->expired);
+    } else if (const auto* session = std::get_if<SessionFact>(&fact)) {
+      Obey(ctx, key, session->ended());
     } else {
       Obey(ctx, key, std::get<HeldFact>(fact).held);
     }

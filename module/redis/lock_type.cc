@@ -40,7 +40,7 @@ void* RdbLoad(RedisModuleIO* io, int encver) {
                            encver);
     return nullptr;
   }
-  const Token highest = lock->at(Lock::Order::kByToken, lock->size() - 1).token;
+  const Token highest = lock->last(Lock::Order::kByToken).token;
   if (!MayBeRestored(highest, WallNow()) && ComesFromClient(io)) {
     RedisModule_LogIOError(io, "warning",
                            "token %llu leads the wall clock by more than an hour: not restored",
@@ -76,9 +76,9 @@ int AuxLoad(RedisModuleIO* io, int encver, int /*when*/) {
 
 void AofRewrite(RedisModuleIO* io, RedisModuleString* key, void* value) {
   const Lock& lock = AsLock(value);
-  for (size_t i = 0; i < lock.size(); ++i) {
+  for (const Hold& hold : lock.holds(Lock::Order::kByToken)) {
     EmitHeld([io](auto... args) { RedisModule_EmitAOF(io, args...); }, key,
-             Held{lock.mode(), lock.at(Lock::Order::kByToken, i)});
+             Held{lock.mode(), hold});
   }
 }
 
@@ -270,7 +270,7 @@ void LockKeys::Open(RedisModuleCtx* ctx, std::span<RedisModuleString* const> mor
   for (RedisModuleString* name : more) more_.emplace_back(ctx, name, access);
 }
 
-HeldDetails::HeldDetails(const Held& held) {
+Words::Words(const Held& held) {
   if (held.mode != Mode::kExclusive) Add(WordFor(held.mode));
   if (held.hold.count != 1) {
     Add(kCountWord);
@@ -282,11 +282,16 @@ HeldDetails::HeldDetails(const Held& held) {
   }
 }
 
-HeldDetails::~HeldDetails() {
+Words::Words(std::span<const Owner> owners) {
+  words_.reserve(owners.size());
+  for (const Owner owner : owners) Add(owner.bytes);
+}
+
+Words::~Words() {
   for (RedisModuleString* word : words_) RedisModule_FreeString(nullptr, word);
 }
 
-void HeldDetails::Add(std::string_view word) {
+void Words::Add(std::string_view word) {
   words_.push_back(RedisModule_CreateString(nullptr, word.data(), word.size()));
 }
 

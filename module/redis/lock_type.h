@@ -63,6 +63,9 @@ class LockKey {
     return type_ != REDISMODULE_KEYTYPE_EMPTY && lock_ == nullptr && !is_plain();
   }
 
+  // A string, where strings count as locks.
+  bool is_plain() const { return type_ == REDISMODULE_KEYTYPE_STRING && PlainLocks(); }
+
   // A plain lock's value stays valid until the key is changed or closed.
   Place place() const {
     Place place{.lock = lock_};
@@ -86,8 +89,6 @@ class LockKey {
   void Close();
 
  private:
-  // A string, where strings count as locks.
-  bool is_plain() const { return type_ == REDISMODULE_KEYTYPE_STRING && PlainLocks(); }
   PlainLock plain() const;
 
   RedisModuleString* name_;
@@ -177,13 +178,15 @@ class ScopedName {
 inline constexpr const char* kFactCommand = "LOCK.FACT";
 inline constexpr const char* kHeldCommand = "LOCK.HELD";
 
-// The words of HELD that few holds need, as the server wants them.
-class HeldDetails {
+// The last words of a fact, as the server wants them.
+class Words {
  public:
-  explicit HeldDetails(const Held& held);
-  ~HeldDetails();
-  HeldDetails(const HeldDetails&) = delete;
-  HeldDetails& operator=(const HeldDetails&) = delete;
+  // The words of HELD that few holds need.
+  explicit Words(const Held& held);
+  explicit Words(std::span<const Owner> owners);
+  ~Words();
+  Words(const Words&) = delete;
+  Words& operator=(const Words&) = delete;
 
   bool empty() const { return words_.empty(); }
   RedisModuleString** data() { return words_.data(); }
@@ -202,7 +205,7 @@ void EmitHeld(Emit emit, RedisModuleString* key, const Held& held) {
   const std::string_view owner = held.hold.owner.bytes;
   const HeldNumbers numbers(held.hold);
   const std::string_view text = numbers.text();
-  HeldDetails details(held);
+  Words details(held);
   if (details.empty()) {
     emit(kHeldCommand, "sbb", key, owner.data(), owner.size(), text.data(), text.size());
   } else {
@@ -220,6 +223,19 @@ void EmitEnded(Emit emit, RedisModuleString* key, const Ended& ended) {
   } else {
     emit(kFactCommand, "csbc", kFactEnded.data(), key, owner.data(), owner.size(), how.data());
   }
+}
+
+template <typename Emit>
+void EmitExpired(Emit emit, RedisModuleString* key, const Expired& expired) {
+  emit(kFactCommand, "csl", kFactExpired.data(), key,
+       static_cast<long long>(expired.before.time_since_epoch().count()));
+}
+
+template <typename Emit>
+void EmitSessionsEnded(Emit emit, RedisModuleString* key, const SessionsEnded& ended) {
+  Words owners(ended.owners);
+  emit(kFactCommand, "cslv", kFactSession.data(), key,
+       static_cast<long long>(ended.at.time_since_epoch().count()), owners.data(), owners.size());
 }
 
 }  // namespace turnstile

@@ -128,8 +128,8 @@ void ReplyPlainHolder(RedisModuleCtx* ctx, RedisModuleString* key, const PlainLo
 void ReplyHolders(RedisModuleCtx* ctx, LockName name, const Lock& lock, Instant now) {
   RedisModule_ReplyWithArray(ctx, REDISMODULE_POSTPONED_LEN);
   size_t shown = 0;
-  for (size_t i = 0; i < lock.size() && shown < kMostShown; ++i) {
-    const Hold hold = lock.at(Lock::Order::kByToken, i);
+  for (const Hold& hold : lock.holds(Lock::Order::kByToken)) {
+    if (shown == kMostShown) break;
     if (!hold.LiveAt(now)) continue;
     ReplyHolder(ctx, name, hold, now);
     ++shown;
@@ -419,6 +419,12 @@ int ReplyWrongType(RedisModuleCtx* ctx) {
 int ReplyReadOnly(RedisModuleCtx* ctx) {
   return RedisModule_ReplyWithError(
       ctx, "READONLY a replica decides nothing about locks, also a writable one: ask the primary");
+}
+
+int ReplyMissingCommand(RedisModuleCtx* ctx, const char* command, const char* missing) {
+  const std::string text = std::string("ERR ") + command + " of a plain string needs the command " +
+                           missing + ", which this server has disabled";
+  return RedisModule_ReplyWithError(ctx, text.c_str());
 }
 
 int ReplyInternal(RedisModuleCtx* ctx, const char* command) {

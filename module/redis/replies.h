@@ -40,6 +40,8 @@ int ReplyOf(RedisModuleCtx* ctx, RedisModuleCallReply* reply);
 int ReplyError(RedisModuleCtx* ctx, const ParseError& error);
 int ReplyWrongType(RedisModuleCtx* ctx);
 int ReplyReadOnly(RedisModuleCtx* ctx);
+// `command`, of a plain lock, needs a command of the server that was renamed or disabled.
+int ReplyMissingCommand(RedisModuleCtx* ctx, const char* command, const char* missing);
 int ReplyInternal(RedisModuleCtx* ctx, const char* command);
 int ReplyWaitLimit(RedisModuleCtx* ctx, size_t limit);
 int ReplyUserWaitLimit(RedisModuleCtx* ctx, size_t limit);

@@ -1,6 +1,7 @@
 #include "redis/server_sessions.h"
 
 #include <string>
+#include <vector>
 
 #include "core/decide.h"
 #include "redis/deferred.h"
@@ -39,10 +40,12 @@ void ServerSessions::EndClosed(RedisModuleCtx* ctx, Instant now, Budget& budget)
 }
 
 void ServerSessions::EndClosedIn(RedisModuleCtx* ctx, LockKey& key, Instant now, Carrier carrier) {
-  for (const std::string& owner : bound_.TakeEnded(key.lock_name())) {
-    const Decision decision = DecideSessionEnd(key.place(), Owner{owner}, now);
-    if (decision.change.has_value()) CarryOut(ctx, key, *decision.change, now, carrier);
-  }
+  const std::vector<std::string> names = bound_.TakeEnded(key.lock_name());
+  std::vector<Owner> owners;
+  owners.reserve(names.size());
+  for (const std::string& name : names) owners.push_back(Owner{name});
+  owners = DecideSessionEnd(key.place(), owners, now);
+  if (!owners.empty()) CarryOut(ctx, key, SessionsEnded{now, owners}, now, carrier);
 }
 
 void ServerSessions::Forget() { bound_.UnbindAll(std::nullopt); }

@@ -14,9 +14,9 @@ User::User(RedisModuleString* name) : user_(RedisModule_GetModuleUserFromUserNam
 namespace {
 
 // Whether somebody stands behind the running command. A module may call us as nobody, and 7.0 then
-// crashes when it is asked for the user's name; but it says so when asked to call as that user, even
-// a command that does not exist. (One that does, and that the user may not run, would leave an entry
-// in ACL LOG.)
+// crashes when it is asked for the user's name; but it says so when asked to call as that user,
+// even a command that does not exist. (One that does, and that the user may not run, would leave an
+// entry in ACL LOG.)
 bool HasUser(RedisModuleCtx* ctx) {
   if (ConnectionOf(ctx).has_value()) return true;
   errno = 0;

@@ -95,8 +95,9 @@ Crowd Waiters::AheadOfNewcomer(LockName lock, const Place& place, const AcquireR
 }
 
 void Waiters::Block(Parked& parked, std::span<const Site> sites, Instant now) {
+  const GrantRules rules = CurrentRules(now);
   for (size_t i = 0; i < sites.size(); ++i) {
-    if (!IsBlocked(sites[i], parked.request(), now)) continue;
+    if (!IsBlocked(sites[i], parked.request(), now, rules)) continue;
     queue_.Block(parked, i, NextEnd(sites[i].place, now));
     return;
   }
@@ -306,7 +307,7 @@ bool Waiters::IsStillBlocked(RedisModuleCtx* ctx, Parked& parked, Instant now) {
   TheSessions().EndClosedIn(ctx, key, now, Carrier::kDeferred);
   RemoveOverdue(ctx, key, now);
   const Site site{key.place(), parked.AheadOf(index)};
-  if (!IsBlocked(site, parked.request(), now)) return false;
+  if (!IsBlocked(site, parked.request(), now, CurrentRules(now))) return false;
   queue_.Block(parked, index, NextEnd(site.place, now));
   return true;
 }
@@ -340,7 +341,7 @@ size_t Waiters::TryGrant(RedisModuleCtx* ctx, Parked& parked, ClusterView& clust
     return parked.AheadOf(index++);
   });
   const TokenClock& clock = Tokens().Issuing(now);
-  const Admission admission = Decide(sites.get(), request, now, clock, Tokens().GraceAt(moment));
+  const Admission admission = Decide(sites.get(), request, now, clock, CurrentRules(moment));
   if (admission.busy()) {
     Block(parked, sites.get(), moment);
     return cost_of_try;

@@ -200,6 +200,12 @@ void CheckLock(const Lock& lock) {
     Store(backwards, Held{lock.mode(), hold});
   }
   Require(Encode(*backwards) == bytes, "the way to a lock does not matter");
+  const LockPtr half(DecodeInBothWays(bytes, kCurrentEncoding));
+  const Instant middle = lock.at(Order::kByClosing, lock.size() / 2).closes();
+  Lock* const left = Apply(half.get(), Expired{middle});
+  Require(left == half.get() && left->size() == lock.KeepingOut(middle),
+          "what closed before a moment is removed");
+  CheckOrders(*left);
   while (backwards != nullptr) {
     const size_t size = backwards->size();
     Store(backwards, Ended{backwards->at(Order::kByToken, size / 2).owner});

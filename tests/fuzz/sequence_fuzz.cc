@@ -120,12 +120,20 @@ struct Node {
     } else {
       const auto parsed = ParseFact(args);
       Require(parsed.index() == 0, "a fact is told as one");
-      if (const auto* ended = std::get_if<EndedFact>(&std::get<Fact>(parsed)); ended != nullptr) {
-        const size_t key = NumberOf(ended->key);
-        Require(At(key).lock != nullptr, "what ends was there");
-        Keep(key, Apply(At(key).lock.get(), ended->ended));
+      const Fact& fact = std::get<Fact>(parsed);
+      if (const auto* floor = std::get_if<FloorFact>(&fact); floor != nullptr) {
+        clock.Observe(floor->token);
+        return;
+      }
+      const size_t key = NumberOf(words[2]);
+      Lock* const lock = At(key).lock.get();
+      Require(lock != nullptr, "what ends was there");
+      if (const auto* expired = std::get_if<ExpiredFact>(&fact); expired != nullptr) {
+        Keep(key, Apply(lock, expired->expired));
+      } else if (const auto* session = std::get_if<SessionFact>(&fact); session != nullptr) {
+        Keep(key, Apply(lock, session->ended()));
       } else {
-        clock.Observe(std::get<FloorFact>(std::get<Fact>(parsed)).token);
+        Keep(key, Apply(lock, std::get<EndedFact>(fact).ended));
       }
     }
   }
@@ -147,6 +155,17 @@ Wire WireOf(size_t key, const Change& change) {
   }
   if (const auto* released = std::get_if<Released>(&change)) {
     return {"LOCK.RELEASE", kKeys.at(key), std::string(released->owner.bytes)};
+  }
+  const auto number = [](Instant moment) {
+    return std::to_string(moment.time_since_epoch().count());
+  };
+  if (const auto* expired = std::get_if<Expired>(&change)) {
+    return {"LOCK.FACT", "EXPIRED", kKeys.at(key), number(expired->before)};
+  }
+  if (const auto* sessions = std::get_if<SessionsEnded>(&change)) {
+    Wire wire = {"LOCK.FACT", "SESSION", kKeys.at(key), number(sessions->at)};
+    for (const Owner owner : sessions->owners) wire.emplace_back(owner.bytes);
+    return wire;
   }
   const Ended& ended = std::get<Ended>(change);
   Wire wire = {"LOCK.FACT", "ENDED", kKeys.at(key), std::string(ended.owner.bytes)};
@@ -298,7 +317,7 @@ class World {
       const WaitQueue::Line* line = queue_.Find(names.back());
       sites.push_back({primary_.PlaceAt(key), line == nullptr ? Crowd{} : line->Ahead(upgrade)});
     }
-    const Admission admission = Decide(sites, request, now_, primary_.clock, grace_);
+    const Admission admission = Decide(sites, request, now_, primary_.clock, {.grace = grace_});
     if (admission.granted()) return Admit(request, keys, admission, nullptr);
     if (!admission.busy() || request.wait == Millis{0}) return;
 
@@ -379,18 +398,26 @@ class World {
 
   void EndSession() {
     const size_t key = in_.Key();
-    const std::string& owner = in_.Owner();
-    Told* told = ToldTo(key, owner);
-    const bool live = IsLive(told, now());
-    Require(CarryOut(key, DecideSessionEnd(primary_.PlaceAt(key), Owner{owner}, now())) == live,
-            "a session ends a live hold");
-    if (!live) return;
-    if (told->closes == told->end) {
-      told_.at(key).erase(owner);
-    } else {
-      told->closes += now() - Millis{1} - told->end;
-      told->end = kMinInstant;
+    const size_t which = in_.Byte();
+    std::vector<Owner> owners;
+    for (size_t i = 0; i < kOwners.size(); ++i) {
+      if (which % kOwners.size() == i || (which >> i & 1) != 0) owners.push_back({kOwners.at(i)});
     }
+    const std::vector<Owner> end = DecideSessionEnd(primary_.PlaceAt(key), owners, now());
+    if (!end.empty()) CarryOut(key, SessionsEnded{now(), which < 128 ? end : owners});
+    size_t ended = 0;
+    for (const Owner owner : owners) {
+      Told* told = ToldTo(key, owner.bytes);
+      if (!IsLive(told, now())) continue;
+      ++ended;
+      if (told->closes == told->end) {
+        told_.at(key).erase(std::string(owner.bytes));
+      } else {
+        told->closes += now() - Millis{1} - told->end;
+        told->end = kMinInstant;
+      }
+    }
+    Require(end.size() == ended, "a session ends a live hold");
   }
 
   // The last who was handed a lock never heard of it.
@@ -520,16 +547,16 @@ class World {
   }
 
   void CarryOut(size_t key, const Change& change) {
-    for (const Ended& ended : OverdueBefore(primary_.PlaceAt(key), change, now())) {
-      Tell(key, ended);
-    }
+    const auto overdue = OverdueBefore(primary_.PlaceAt(key), change, now());
+    if (overdue.has_value()) Tell(key, *overdue);
     if (std::holds_alternative<PlainFreed>(change)) return Remove(key);
     if (const auto* extended = std::get_if<PlainExtended>(&change)) {
       for (Node* node : {&primary_, &replica_}) node->At(key).plain_end = extended->end;
       return KeyChanged(key);
     }
     Tell(key, change);
-    Require(Overdue(primary_.PlaceAt(key), now()).empty(), "what is over goes before a change");
+    Require(!Overdue(primary_.PlaceAt(key), now()).has_value(),
+            "what is over goes before a change");
   }
 
   // Applies a fact here and sends it there.
@@ -545,6 +572,14 @@ class World {
                        primary_.At(key).lock->size() == 1 ? WaitQueue::Company::kAlone
                                                           : WaitQueue::Company::kWithOthers,
                        fact.hold.linger);
+    } else if (const auto* expired = std::get_if<Expired>(&change)) {
+      primary_.Keep(key, Apply(lock, *expired));
+      queue_.ClearHolders(NameOf(key));
+      TellHolders(key);
+    } else if (const auto* sessions = std::get_if<SessionsEnded>(&change)) {
+      primary_.Keep(key, Apply(lock, *sessions));
+      queue_.ClearHolders(NameOf(key));
+      TellHolders(key);
     } else {
       const std::string& owner = wire[wire[0] == "LOCK.RELEASE" ? 2 : 3];
       primary_.Keep(key, std::holds_alternative<Released>(change)
@@ -563,9 +598,8 @@ class World {
   void TakeOutOverdue(size_t key) {
     const Place place = primary_.PlaceAt(key);
     if (place.plain.has_value() && place.plain->end < now()) return Remove(key);
-    const std::vector<Ended> overdue = Overdue(place, now());
-    if (place.lock != nullptr && overdue.size() == place.lock->size()) return Remove(key);
-    for (const Ended& ended : overdue) Tell(key, ended);
+    if (place.lock != nullptr && place.lock->closes() < now()) return Remove(key);
+    if (const auto overdue = Overdue(place, now()); overdue.has_value()) Tell(key, *overdue);
   }
 
   void Admit(const AcquireRequest& request, const std::vector<size_t>& keys,
@@ -636,7 +670,7 @@ class World {
         if (is_here) site_here = i;
         sites.push_back({primary_.PlaceAt(waiter.keys[i]), is_here ? ahead : waiter.AheadOf(i)});
       }
-      const Admission admission = Decide(sites, request, now_, primary_.clock, grace_);
+      const Admission admission = Decide(sites, request, now_, primary_.clock, {.grace = grace_});
       if (admission.busy()) {
         return IsBlocked(sites[site_here], request, now()) ? Offered::kBlockedHere
                                                            : Offered::kBlockedElsewhere;
@@ -704,8 +738,10 @@ class World {
         }
       }
       // It may be that it would be refused: a floor is too high for a clock that went back.
-      Require(holds || !Decide(sites, waiter->request(), now_, primary_.clock, grace_).granted(),
-              "nobody waits whom the grant rule admits");
+      Require(
+          holds ||
+              !Decide(sites, waiter->request(), now_, primary_.clock, {.grace = grace_}).granted(),
+          "nobody waits whom the grant rule admits");
     }
   }
 

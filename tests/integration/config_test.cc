@@ -15,6 +15,7 @@
 #include "support/lock_test.h"
 #include "support/server.h"
 #include "support/source_files.h"
+#include "support/waiting.h"
 
 namespace turnstile::testing {
 namespace {
@@ -87,10 +88,12 @@ TEST_F(ConfigTest, TheLongestLeaseTakesEffectAtOnce) {
   MustAcquire(client_, "job", "alice", 86400000);
   Set("turnstile.max-lease-ms", 5999);
   for (const char* name : {"LOCK.ACQUIRE", "LOCK.TOUCH"}) {
-    EXPECT_TRUE(Do({name, "job", "alice", "PX", "6000"})
-                    .IsError("ERR PX must be a whole number from 1 to 5999 (turnstile.max-lease-ms) in"));
-    EXPECT_TRUE(Do({name, "job", "alice", "EX", "6"})
-                    .IsError("ERR EX must be a whole number from 1 to 5 (turnstile.max-lease-ms) in"));
+    EXPECT_TRUE(
+        Do({name, "job", "alice", "PX", "6000"})
+            .IsError("ERR PX must be a whole number from 1 to 5999 (turnstile.max-lease-ms) in"));
+    EXPECT_TRUE(
+        Do({name, "job", "alice", "EX", "6"})
+            .IsError("ERR EX must be a whole number from 1 to 5 (turnstile.max-lease-ms) in"));
   }
   EXPECT_GT(Do({"PTTL", "job"}).integer, 5999) << "what was granted stays granted";
   EXPECT_EQ(Do({"LOCK.TOUCH", "job", "alice", "PX", "5999"}), Reply::Int(1));
@@ -105,8 +108,45 @@ TEST_F(ConfigTest, TheLongestLeaseTakesEffectAtOnce) {
   EXPECT_TRUE(Do({"LOCK.TOUCH", "job", "alice", "PX", "315360000001"}).IsError("ERR PX must be"));
 }
 
+TEST_F(ConfigTest, MaxHoldersTakesEffectAtOnce) {
+  for (const Command& mode : Commands{{"SHARED"}, {"LIMIT", "9"}}) {
+    const auto acquire = [&](const std::string& owner, const Command& options = {}) {
+      Command command = {"LOCK.ACQUIRE", "job", owner, "PX", "60000"};
+      command.insert(command.end(), mode.begin(), mode.end());
+      command.insert(command.end(), options.begin(), options.end());
+      return command;
+    };
+    Set("turnstile.max-holders", 100000);
+    for (const char* owner : {"a", "b", "c"}) EXPECT_TRUE(Do(acquire(owner)).IsInteger());
+    Set("turnstile.max-holders", 2);
+    EXPECT_EQ(Do(acquire("d")), Reply::Nil());
+    EXPECT_TRUE(Do(acquire("a")).IsInteger()) << "who holds it asks again";
+    EXPECT_EQ(Do({"LOCK.TOUCH", "job", "b", "PX", "60000"}), Reply::Int(1));
+
+    // Those who wait are served by the same rule, in order.
+    Waiter first(server());
+    Waiter second(server());
+    first.Send(acquire("d", {"WAIT", "60000"}));
+    AwaitBlocked(client_, first.id());
+    second.Send(acquire("e", {"WAIT", "60000"}));
+    AwaitBlocked(client_, second.id());
+    EXPECT_EQ(Do({"LOCK.RELEASE", "job", "a"}), Reply::Int(1));
+    EXPECT_FALSE(first.HasReply());
+    EXPECT_EQ(Do({"LOCK.RELEASE", "job", "b"}), Reply::Int(1));
+    EXPECT_TRUE(first.Read().IsInteger());
+    EXPECT_FALSE(second.HasReply());
+    EXPECT_EQ(Do(acquire("f")), Reply::Nil());
+    EXPECT_EQ(Do({"LOCK.RELEASE", "job", "c"}), Reply::Int(1));
+    EXPECT_TRUE(second.Read().IsInteger());
+    EXPECT_EQ(Do({"LOCK.INFO", "job"}).Field("holders").elements.size(), 2U);
+    EXPECT_EQ(Do({"DEL", "job"}), Reply::Int(1));
+  }
+  Set("turnstile.max-holders", 10000);
+}
+
 TEST_F(ConfigTest, WrongValuesAreRefused) {
-  for (const char* name : {"turnstile.max-lease-ms", "turnstile.token-margin-ms"}) {
+  for (const char* name :
+       {"turnstile.max-lease-ms", "turnstile.token-margin-ms", "turnstile.max-holders"}) {
     const Reply before = Do({"CONFIG", "GET", name});
     for (const char* value :
          {"", "-1", "ten", "1e6", "0x1000", "9223372036854775808", "999999999999999"}) {
@@ -161,7 +201,7 @@ TEST(LoadTest, AnUnknownSettingKeepsTheServerFromStarting) {
 
 const std::string kDefaultSettings =
     "max-lease-ms 86400000, token-margin-ms 30000, failover-grace-ms 0, max-waiters 5000, "
-    "plain-locks yes";
+    "max-waiters-per-user 0, max-holders 10000, plain-locks yes";
 
 TEST_F(ConfigTest, OneLineInTheLogAndTheVersion) {
   const Version version = ProjectVersion();
@@ -202,7 +242,8 @@ TEST(LoadTest, ModuleArgumentsAreSettings) {
   EXPECT_EQ(SettingOf(client, "plain-locks"), "no");
   EXPECT_EQ(LinesWith(server.Log(),
                       ": max-lease-ms 5000, token-margin-ms 30000, "
-                      "failover-grace-ms 0, max-waiters 7, plain-locks no")
+                      "failover-grace-ms 0, max-waiters 7, max-waiters-per-user 0, "
+                      "max-holders 10000, plain-locks no")
                 .size(),
             1U)
       << server.Log();
@@ -225,7 +266,10 @@ TEST(LoadTest, WrongModuleArgumentsAreRefused) {
   const std::vector<std::pair<Command, std::string>> wrong = {
       {{"max-waiter", "7"},
        "there is no setting \"max-waiter\" among max-lease-ms token-margin-ms failover-grace-ms "
-       "max-waiters plain-locks"},
+       "max-waiters max-waiters-per-user max-holders plain-locks"},
+      {{"max-holders", "0"},
+       "max-holders must be a whole number from 1 to 100000 in plain digits, not \"0\""},
+      {{"max-holders", "100001"}, "max-holders must be a whole number from 1 to 100000 in plain"},
       {{"reset-stats", "yes"}, "there is no setting \"reset-stats\" among"},
       {{"turnstile."}, "there is no setting \"turnstile.\" among"},
       {{"\x1b[31m"}, R"(there is no setting "\x1b[31m" among)"},

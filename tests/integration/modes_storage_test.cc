@@ -475,6 +475,7 @@ class ModesEndTest : public ModesReplicaTest {
   static Command Gist(const Command& fact) {
     Command gist = fact;
     if (gist.size() >= 7 && gist[1] == "HELD") gist.erase(gist.begin() + 4, gist.begin() + 7);
+    if (gist.size() == 4 && gist[1] == "EXPIRED") gist.pop_back();
     return gist;
   }
   Commands ToldGist() {
@@ -515,8 +516,7 @@ TEST_F(ModesEndTest, IsToldBeforeTheNextChange) {
     SCOPED_TRACE(command[0] + " " + command[2]);
     LetOneEnd();
     EXPECT_FALSE(client_.Do(command).IsError());
-    EXPECT_EQ(ToldGist(),
-              (Commands{{"MULTI"}, {"LOCK.FACT", "ENDED", "job", "a"}, told, {"EXEC"}}));
+    EXPECT_EQ(ToldGist(), (Commands{{"MULTI"}, {"LOCK.FACT", "EXPIRED", "job"}, told, {"EXEC"}}));
     AwaitHolders(left);
     EXPECT_EQ(client_.Do("DEL", "job"), Reply::Int(1));
     Told();
@@ -528,7 +528,7 @@ TEST_F(ModesEndTest, IsToldWhenTheTtlIsSetBack) {
   EXPECT_EQ(client_.Do("PERSIST", "job"), Reply::Int(1));
   EXPECT_EQ(ToldGist(), (Commands{{"PERSIST", "job"},
                                   {"MULTI"},
-                                  {"LOCK.FACT", "ENDED", "job", "a"},
+                                  {"LOCK.FACT", "EXPIRED", "job"},
                                   {"LOCK.FACT", "HELD", "job", "c", "LIMIT"},
                                   {"EXEC"}}));
   AwaitHolders({"b", "c"});
@@ -546,7 +546,7 @@ TEST_F(ModesEndTest, ItsOwnerIsAStranger) {
   AwaitHolders({"b", "c", "a"});
 }
 
-TEST_F(ModesEndTest, SeveralAreToldInTheOrderOfTheirEnds) {
+TEST_F(ModesEndTest, SeveralAreToldInOneFact) {
   Acquire("b");
   // Long enough that none ends before the last of them is granted.
   Acquire("z", {"SHARED"}, 800);
@@ -561,12 +561,42 @@ TEST_F(ModesEndTest, SeveralAreToldInTheOrderOfTheirEnds) {
   EXPECT_EQ(Told(), Commands{});
   EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "b", "PX", kMinute), Reply::Int(1));
   EXPECT_EQ(ToldGist(), (Commands{{"MULTI"},
-                                  {"LOCK.FACT", "ENDED", "job", "z"},
-                                  {"LOCK.FACT", "ENDED", "job", "y"},
-                                  {"LOCK.FACT", "ENDED", "job", "x"},
+                                  {"LOCK.FACT", "EXPIRED", "job"},
                                   {"LOCK.FACT", "HELD", "job", "b", "SHARED"},
                                   {"EXEC"}}))
       << "and not the one that still lingers";
+  EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_expired"), "3") << "counted one by one";
+  EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "lingers"), Reply::Int(0));
+  EXPECT_EQ(Told(), (Commands{{"LOCK.FACT", "ENDED", "job", "lingers"}})) << "it was still there";
+}
+
+// An owner whose own hold has ended comes back: it is removed with those of the others, counted
+// once, and the new hold has a new token.
+TEST_F(ModesEndTest, OwnEndedHoldGoesWithTheOthers) {
+  Acquire("b");
+  const int64_t first = Acquire("a", {"SHARED"}, 30);
+  Acquire("c", {"SHARED"}, 30);
+  AwaitHolders({"b"});
+  Told();
+  EXPECT_GT(Acquire("a"), first);
+  EXPECT_EQ(ToldGist(), (Commands{{"MULTI"},
+                                  {"LOCK.FACT", "EXPIRED", "job"},
+                                  {"LOCK.FACT", "HELD", "job", "a", "SHARED"},
+                                  {"EXEC"}}));
+  EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_expired"), "2");
+  AwaitHolders({"b", "a"});
+}
+
+// All of them are over: the fact removes the lock, and the newcomer makes a new one.
+TEST_F(ModesEndTest, NewcomerFindsOnlyEndedHolds) {
+  Acquire("a", {"SHARED"}, 30);
+  Acquire("b", {"SHARED"}, 30);
+  Told();
+  ASSERT_TRUE(Eventually([&] { return HoldersOf(client_, "job").empty(); }));
+  Acquire("c");
+  AwaitHolders({"c"});
+  Told();
+  EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_expired"), "2");
 }
 
 // What takes the place of all others needs no word about them.
@@ -590,8 +620,8 @@ TEST_F(ModesEndTest, IsToldAtOnceWhenSomebodyWaits) {
   Waiter waiter(primary_, "job", "w");
   AwaitHolders({"b", "c"});
   Commands told;
-  ASSERT_TRUE(Eventually([&] { return !(told = Told()).empty(); }));
-  EXPECT_EQ(told, (Commands{{"LOCK.FACT", "ENDED", "job", "a"}}));
+  ASSERT_TRUE(Eventually([&] { return !(told = ToldGist()).empty(); }));
+  EXPECT_EQ(told, (Commands{{"LOCK.FACT", "EXPIRED", "job"}}));
   EXPECT_FALSE(waiter.HasReply());
   for (const char* owner : {"b", "c"}) {
     EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", owner), Reply::Int(1));
@@ -613,7 +643,7 @@ TEST_F(ModesEndTest, IsToldForAWaiterThatComesLater) {
   EXPECT_TRUE(waiter.Read().IsInteger());
   Commands told = ToldGist();
   std::erase_if(told, [](const Command& command) { return command.size() == 1; });  // MULTI, EXEC
-  EXPECT_EQ(told, (Commands{{"LOCK.FACT", "ENDED", "job", "a"},
+  EXPECT_EQ(told, (Commands{{"LOCK.FACT", "EXPIRED", "job"},
                             {"LOCK.RELEASE", "job", "b"},
                             {"LOCK.RELEASE", "job", "c"},
                             {"LOCK.FACT", "HELD", "job", "w"}}));
@@ -631,7 +661,7 @@ TEST_F(ModesEndTest, APermitIsHandedOn) {
   EXPECT_TRUE(waiter.Read().IsInteger());
   Commands told = ToldGist();
   std::erase_if(told, [](const Command& command) { return command.size() == 1; });
-  EXPECT_EQ(told, (Commands{{"LOCK.FACT", "ENDED", "job", "a"},
+  EXPECT_EQ(told, (Commands{{"LOCK.FACT", "EXPIRED", "job"},
                             {"LOCK.FACT", "HELD", "job", "w", "LIMIT"}}));
   AwaitHolders({"b", "c", "w"});
 }
@@ -656,12 +686,13 @@ TEST_F(ModesEndTest, IsKeptOverARestart) {
   EXPECT_EQ(HoldersOf(client_, "job"), (Owners{"b", "c"}));
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "a"), Reply::Int(0));
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "b"), Reply::Int(1));
-  const Commands aof = ReadAof(primary_.dir());
+  Commands aof = ReadAof(primary_.dir());
   ASSERT_GE(aof.size(), 4U);
+  std::transform(aof.begin(), aof.end(), aof.begin(), Gist);
   EXPECT_EQ(
       (Commands{aof.end() - 4, aof.end()}),
       (Commands{
-          {"MULTI"}, {"LOCK.FACT", "ENDED", "job", "a"}, {"LOCK.RELEASE", "job", "b"}, {"EXEC"}}));
+          {"MULTI"}, {"LOCK.FACT", "EXPIRED", "job"}, {"LOCK.RELEASE", "job", "b"}, {"EXEC"}}));
   EXPECT_NE(DigestOf(client_, "job"), digest);
 }
 
@@ -794,16 +825,16 @@ TEST_F(ModesEndTest, TheEndOfASessionIsTold) {
   const int64_t after = ServerNow(client_);
   Commands told = Told();
   std::erase_if(told, [](const Command& command) { return command.size() == 1; });
-  std::sort(told.begin(), told.end());
-  ASSERT_EQ(told.size(), 2U);
-  EXPECT_EQ(told[0], (Command{"LOCK.FACT", "ENDED", "job", "me", "SESSION"}));
-  ASSERT_EQ(told[1].size(), 10U);
-  EXPECT_EQ(told[1][3], "lingers");
-  EXPECT_EQ((Command{told[1].begin() + 7, told[1].begin() + 9}), (Command{"SHARED", "LINGER"}));
-  const int64_t end = std::stoll(told[1][6]);
-  EXPECT_LT(end, after) << "it is over";
-  EXPECT_GE(end + std::stoll(told[1][9]), before - 1 + kMinute) << "and lingers from then on";
-  EXPECT_LE(end + std::stoll(told[1][9]), after + kMinute);
+  Owners named;
+  for (const Command& fact : told) {
+    ASSERT_GE(fact.size(), 5U);
+    EXPECT_EQ((Command{fact.begin(), fact.begin() + 3}), (Command{"LOCK.FACT", "SESSION", "job"}));
+    EXPECT_GE(std::stoll(fact[3]), before - 1);
+    EXPECT_LE(std::stoll(fact[3]), after);
+    named.insert(named.end(), fact.begin() + 4, fact.end());
+  }
+  std::sort(named.begin(), named.end());
+  EXPECT_EQ(named, (Owners{"lingers", "me"}));
   for (Client* client : {&client_, &copy_}) {
     EXPECT_GT(client->Do("LOCK.INFO", "job").Field("linger-left-ms").integer, 0);
   }

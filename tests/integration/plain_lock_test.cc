@@ -213,6 +213,38 @@ TEST_F(PlainLockTest, InTransactionsAndScripts) {
   EXPECT_EQ(stream.Until(client_), (Commands{{"DEL", "job"}}));
 }
 
+// A server without the command that would change the string says so, changes nothing and lives.
+TEST(PlainLockWithoutCommandTest, ReleaseAndTouchAreRefused) {
+  const std::string release = "LOCK.RELEASE of a plain string needs the command DEL, which ";
+  const std::string touch = "LOCK.TOUCH of a plain string needs the command PEXPIREAT, which ";
+  Server server({.config = "rename-command DEL \"\"\nrename-command PEXPIREAT moved\n"});
+  Client client = server.Connect();
+  ASSERT_EQ(client.Do("SET", "job", "alice", "PX", 60000), Reply::Ok());
+  MustAcquire(client, "lock", "alice");
+  const int64_t end = EndOf(client, "job");
+  const std::vector<std::string> also[] = {{}, {"ALSO", "1", "lock"}};
+  for (const auto& more : also) {
+    Command command = {"LOCK.RELEASE", "job", "alice"};
+    command.insert(command.end(), more.begin(), more.end());
+    EXPECT_TRUE(client.Do(command).IsError("ERR " + release + "this server has disabled"));
+    command = {"LOCK.TOUCH", "job", "alice", "PX", "1000"};
+    command.insert(command.end(), more.begin(), more.end());
+    EXPECT_TRUE(client.Do(command).IsError("ERR " + touch + "this server has disabled"));
+  }
+  EXPECT_TRUE(client.Do("LOCK.RELEASE", "lock", "alice", "ALSO", 1, "job").IsError("ERR LOCK.REL"));
+  EXPECT_EQ(client.Do("GET", "job"), Reply::Str("alice"));
+  EXPECT_EQ(EndOf(client, "job"), end);
+  EXPECT_TRUE(client.Do("LOCK.FENCE", "lock").IsInteger()) << "nothing was released";
+  for (const char* counter : {"released", "touched", "stale_releases", "stale_touches"}) {
+    EXPECT_EQ(InfoField(client, "turnstile", std::string("turnstile_") + counter), "0") << counter;
+  }
+  // Strangers are answered as ever, and the string can be turned into a lock.
+  EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "bob"), Reply::Int(0));
+  EXPECT_EQ(client.Do("LOCK.TOUCH", "job", "bob", "PX", 1000), Reply::Int(0));
+  MustAcquire(client, "job", "alice");
+  EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "alice"), Reply::Int(1));
+}
+
 TEST_F(PlainLockTest, WatchersSeeChanges) {
   Client other = server().Connect();
   const auto aborts = [&](const Command& command) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <limits>
@@ -118,13 +119,25 @@ std::optional<Fact> ChangeOf(const Decision& decision) {
   return fact == nullptr ? std::nullopt : std::optional(*fact);
 }
 
-std::vector<Owner> OwnersIn(const std::vector<Ended>& ended) {
-  std::vector<Owner> owners;
-  for (const Ended& each : ended) owners.push_back(each.owner);
+using Owners = std::vector<Owner>;
+
+// Whose holds the fact would remove, in the order in which they closed.
+Owners RemovedBy(const std::optional<Expired>& expired, const Scene& scene) {
+  Owners owners;
+  if (!expired.has_value()) return owners;
+  for (const Hold& hold : scene.lock()->holds(Lock::Order::kByClosing)) {
+    if (!hold.KeepsOutAt(expired->before)) owners.push_back(hold.owner);
+  }
   return owners;
 }
 
-using Owners = std::vector<Owner>;
+Owners EndedBySession(const Scene& scene, Owner owner, Instant now) {
+  return DecideSessionEnd(scene.place(), std::span(&owner, 1), now);
+}
+
+void EndSession(Scene& scene, Owner owner, Instant now) {
+  scene.Hear(SessionsEnded{now, std::span(&owner, 1)});
+}
 
 // --- One exclusive holder, or a plain lock ----------------------------------------------------
 
@@ -312,20 +325,19 @@ TEST_P(LockSituation, Touch) {
 }
 
 TEST_P(LockSituation, SessionEnd) {
-  const Decision decision = DecideSessionEnd(scene_.place(), s().asker, now());
+  const Owners ended = EndedBySession(scene_, s().asker, now());
   if (s().touch != Outcome::kTouched || !is_lock()) {
     // Only a hold of ours is ever bound to a connection.
-    EXPECT_NE(decision.outcome, Outcome::kReleased);
-    EXPECT_FALSE(decision.change.has_value());
-  } else if (s().stored == Stored::kAnnsLock) {
-    EXPECT_EQ(decision.outcome, Outcome::kReleased);
-    ASSERT_TRUE(ChangeOf<Ended>(decision).has_value());
-    EXPECT_EQ(ChangeOf<Ended>(decision)->owner, kAnn);
+    EXPECT_EQ(ended, Owners{});
+    return;
+  }
+  EXPECT_EQ(ended, Owners{kAnn});
+  Scene after(Mode::kExclusive, {scene_.lock()->first(Lock::Order::kByOwner)});
+  EndSession(after, kAnn, now());
+  if (s().stored == Stored::kAnnsLock) {
+    EXPECT_EQ(after.lock(), nullptr);
   } else {
-    EXPECT_EQ(decision.outcome, Outcome::kReleased);
-    ASSERT_TRUE(ChangeOf<Held>(decision).has_value());
-    const Hold left = ChangeOf<Held>(decision)->hold;
-    EXPECT_EQ(left.owner, kAnn);
+    const Hold left = after.lock()->Find(kAnn).value();
     EXPECT_EQ(left.token, kToken);
     EXPECT_EQ(left.closes(), now() - kTick + kLinger);
     EXPECT_FALSE(left.LiveAt(now()));
@@ -877,11 +889,10 @@ TEST(Linger, IsOfTheHoldThatWasAskedForWithIt) {
 
 TEST(SessionEnd, EndsTheHoldWhateverItsCount) {
   for (const Mode mode : kModes) {
-    const Scene scene(mode, {HoldOf(kAnn, kToken, kEnd, Millis{0}, 5)});
-    const Decision decision = DecideSessionEnd(scene.place(), kAnn, kSince);
-    EXPECT_EQ(decision.outcome, Outcome::kReleased);
-    ASSERT_TRUE(ChangeOf<Ended>(decision).has_value());
-    EXPECT_EQ(ChangeOf<Ended>(decision)->owner, kAnn);
+    Scene scene(mode, {HoldOf(kAnn, kToken, kEnd, Millis{0}, 5)});
+    EXPECT_EQ(EndedBySession(scene, kAnn, kSince), Owners{kAnn});
+    EndSession(scene, kAnn, kSince);
+    EXPECT_EQ(scene.lock(), nullptr);
   }
 }
 
@@ -889,29 +900,27 @@ TEST(SessionEnd, LingersAsLongAsWasAsked) {
   for (const Mode mode : kModes) {
     Scene scene(mode, {HoldOf(kAnn, kToken, kEnd, kLinger, 2)});
     const Instant now = kSince + Millis{10};
-    const Decision decision = DecideSessionEnd(scene.place(), kAnn, now);
-    EXPECT_EQ(decision.outcome, Outcome::kReleased);
-    ASSERT_TRUE(ChangeOf<Held>(decision).has_value());
-    EXPECT_EQ(ChangeOf<Held>(decision)->mode, mode);
-    scene.Hear(*ChangeOf<Held>(decision));
+    EXPECT_EQ(EndedBySession(scene, kAnn, now), Owners{kAnn});
+    EndSession(scene, kAnn, now);
+    EXPECT_EQ(scene.lock()->mode(), mode);
     EXPECT_FALSE(IsCurrent(scene.place(), kToken, now));
     EXPECT_EQ(OutcomeOf(scene, Ask(kBob), now), Outcome::kHeldByOther);
     EXPECT_EQ(OutcomeOf(scene, Ask(kBob), now + kLinger - kTick), Outcome::kHeldByOther);
     EXPECT_EQ(OutcomeOf(scene, Ask(kBob), now + kLinger), Outcome::kGranted);
-    EXPECT_TRUE(IsWellFormed(scene.lock()->at(Lock::Order::kByOwner, 0)));
+    EXPECT_TRUE(IsWellFormed(scene.lock()->first(Lock::Order::kByOwner)));
   }
 }
 
 // A clock that is set back afterwards does not bring the hold back.
 TEST(SessionEnd, IsForEver) {
   Scene scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger, 2)});
-  scene.Hear(ChangeOf<Held>(DecideSessionEnd(scene.place(), kAnn, kEnd)).value());
+  EndSession(scene, kAnn, kEnd);
   for (const Instant now : {kEnd, kEnd - kTick, kSince, kSince - std::chrono::hours{1000}}) {
     EXPECT_FALSE(IsCurrent(scene.place(), kToken, now));
     EXPECT_EQ(CurrentToken(scene.place(), now), std::nullopt);
     EXPECT_FALSE(Decide(scene.place(), TouchRequest{kAnn, kLease}, now).change.has_value());
     EXPECT_EQ(Decide(scene.place(), ReleaseRequest{kAnn}, now).outcome, Outcome::kLingerCut);
-    EXPECT_FALSE(DecideSessionEnd(scene.place(), kAnn, now).change.has_value());
+    EXPECT_EQ(EndedBySession(scene, kAnn, now), Owners{});
     const Admission again = Acquire(scene.place(), Ask(kAnn), now);
     EXPECT_EQ(again.outcome, Outcome::kGranted);
     EXPECT_GT(again.token, kToken);
@@ -921,23 +930,33 @@ TEST(SessionEnd, IsForEver) {
 
 TEST(SessionEnd, LeavesOtherHoldersAlone) {
   Scene scene(Mode::kShared, {kAnnsHold, HoldOf(kBob, Later(kToken, 1))});
-  scene.Hear(ChangeOf<Ended>(DecideSessionEnd(scene.place(), kAnn, kSince)).value());
+  EndSession(scene, kAnn, kSince);
   EXPECT_EQ(scene.lock()->size(), 1);
   EXPECT_EQ(scene.lock()->Find(kBob), HoldOf(kBob, Later(kToken, 1)));
 }
 
 TEST(SessionEnd, IsNothingToAHoldThatIsGone) {
   const Scene scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger)});
-  EXPECT_FALSE(DecideSessionEnd(scene.place(), kAnn, kEnd + kTick).change.has_value());
-  EXPECT_FALSE(DecideSessionEnd(scene.place(), kBob, kEnd).change.has_value());
-  EXPECT_FALSE(DecideSessionEnd(Scene().place(), kAnn, kEnd).change.has_value());
-  EXPECT_FALSE(DecideSessionEnd(Scene(kAnn.bytes).place(), kAnn, kEnd).change.has_value());
+  EXPECT_EQ(EndedBySession(scene, kAnn, kEnd + kTick), Owners{});
+  EXPECT_EQ(EndedBySession(scene, kBob, kEnd), Owners{});
+  EXPECT_EQ(EndedBySession(Scene(), kAnn, kEnd), Owners{});
+  EXPECT_EQ(EndedBySession(Scene(kAnn.bytes), kAnn, kEnd), Owners{});
 }
 
-TEST(SessionEnd, AtTheBeginningOfTimeStaysWellFormed) {
-  const Scene scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger)});
-  const Decision decision = DecideSessionEnd(scene.place(), kAnn, kMinInstant);
-  EXPECT_TRUE(IsWellFormed(ChangeOf<Held>(decision).value().hold));
+TEST(SessionEnd, OfSeveralOwnersEndsThoseThatAreLive) {
+  const Scene scene(Mode::kShared, {kAnnsHold, HoldOf(kBob, Later(kToken, 1), kSince),
+                                    HoldOf(kCat, Later(kToken, 2), kEnd, kLinger)});
+  const std::array owners = {kZoe, kCat, kBob, kAnn};
+  EXPECT_EQ(DecideSessionEnd(scene.place(), owners, kEnd), (Owners{kCat, kAnn}));
+}
+
+TEST(SessionEnd, AtTheEdgesOfTimeStaysWellFormed) {
+  const Hold longest = HoldOf(kAnn, kToken, kMaxInstant, kMaxInstant - kMinInstant);
+  for (const Hold& hold : {HoldOf(kAnn, kToken, kEnd, kLinger), longest}) {
+    for (const Instant at : {kMinInstant, kMinInstant + kTick, kMaxInstant}) {
+      EXPECT_TRUE(IsWellFormed(AfterSession(hold, at)));
+    }
+  }
 }
 
 // --- A grant that nobody was told of ----------------------------------------------------------
@@ -1007,11 +1026,9 @@ TEST(Touch, NamesTheOwnerInTheCallersWords) {
 
 TEST(SessionEnd, NamesTheOwnerInTheCallersWords) {
   const std::string mine(kAnn.bytes);
-  Hold hold = HoldOf(kAnn, kToken);
-  hold.linger = Millis{5};
-  const Scene scene(Mode::kExclusive, {hold});
-  const Decision decision = DecideSessionEnd(scene.place(), Owner{mine}, kSince);
-  EXPECT_EQ(std::get<Held>(decision.change.value()).hold.owner.bytes.data(), mine.data());
+  const Scene scene(Mode::kExclusive, {kAnnsHold});
+  const Owners ended = EndedBySession(scene, Owner{mine}, kSince);
+  EXPECT_EQ(ended.at(0).bytes.data(), mine.data());
 }
 
 TEST(SeveralHolders, ReleaseAndTouchTheirOwnHold) {
@@ -1379,48 +1396,58 @@ class OverdueTest : public testing::Test {
                 HoldOf(kCat, Token{3}, kSince, kEnd - kSince), HoldOf(kDan, Token{4}, kSince)}) {}
 
   Owners Before(const Change& next) const {
-    return OwnersIn(OverdueBefore(scene_.place(), next, kEnd));
+    return RemovedBy(OverdueBefore(scene_.place(), next, kEnd), scene_);
   }
 
   Scene scene_;
 };
 
 TEST_F(OverdueTest, AreThoseThatKeepNobodyOut) {
-  EXPECT_EQ(OwnersIn(Overdue(scene_.place(), kSince)), Owners{});
-  EXPECT_EQ(OwnersIn(Overdue(scene_.place(), kSince + kTick)), Owners{kDan});
-  EXPECT_EQ(OwnersIn(Overdue(scene_.place(), kEnd)), (Owners{kDan, kAnn}));
-  EXPECT_EQ(OwnersIn(Overdue(scene_.place(), kEnd + kTick)), (Owners{kDan, kAnn, kBob, kCat}));
-  EXPECT_EQ(OwnersIn(Overdue(Scene().place(), kEnd)), Owners{});
-  EXPECT_EQ(OwnersIn(Overdue(Scene(kAnn.bytes, kSince).place(), kEnd)), Owners{});
+  const auto at = [&](Instant now) { return RemovedBy(Overdue(scene_.place(), now), scene_); };
+  EXPECT_EQ(at(kSince), Owners{});
+  EXPECT_EQ(at(kSince + kTick), Owners{kDan});
+  EXPECT_EQ(at(kEnd), (Owners{kDan, kAnn}));
+  EXPECT_EQ(at(kEnd + kTick), (Owners{kDan, kAnn, kBob, kCat}));
+  EXPECT_FALSE(Overdue(Scene().place(), kEnd).has_value());
+  EXPECT_FALSE(Overdue(Scene(kAnn.bytes, kSince).place(), kEnd).has_value());
 }
 
-TEST_F(OverdueTest, AreToldBeforeAChangeThatWouldLeaveThem) {
+TEST_F(OverdueTest, AreRemovedBeforeAChangeThatWouldLeaveThem) {
   for (const Owner owner : {kBob, kCat, kZoe}) {
     EXPECT_EQ(Before(Held{Mode::kShared, HoldOf(owner, kToken)}), (Owners{kDan, kAnn}));
     EXPECT_EQ(Before(Released{owner}), (Owners{kDan, kAnn}));
     EXPECT_EQ(Before(Ended{owner}), (Owners{kDan, kAnn}));
+    EXPECT_EQ(Before(SessionsEnded{kEnd, std::span(&owner, 1)}), (Owners{kDan, kAnn}));
   }
 }
 
-// What the change itself replaces or ends needs no word of its own.
-TEST_F(OverdueTest, AreNotToldIfTheChangeIsAboutThem) {
-  EXPECT_EQ(Before(Held{Mode::kShared, HoldOf(kAnn, kToken)}), Owners{kDan});
-  EXPECT_EQ(Before(Released{kDan}), Owners{kAnn});
-  EXPECT_EQ(Before(Ended{kAnn}), Owners{kDan});
+// The owner's own hold that has ended goes with those of others, and needs no fact if it is alone.
+TEST_F(OverdueTest, OwnHoldIsSimplyReplacedIfNoOtherIsOver) {
+  EXPECT_EQ(Before(Held{Mode::kShared, HoldOf(kAnn, kToken)}), (Owners{kDan, kAnn}));
+  scene_.Hear(Ended{kDan});
+  EXPECT_EQ(Before(Held{Mode::kShared, HoldOf(kAnn, kToken)}), Owners{});
+  EXPECT_EQ(Before(Held{Mode::kShared, HoldOf(kBob, kToken)}), Owners{kAnn});
 }
 
-TEST_F(OverdueTest, AreNotToldIfTheChangeTakesThePlaceOfAll) {
+// As when the TTL of a key is set back: the fact speaks with the lock's own bytes.
+TEST_F(OverdueTest, AreLeftByAFactThatSaysWhatIsThere) {
+  const Held last{Mode::kShared, scene_.lock()->last(Lock::Order::kByClosing)};
+  EXPECT_FALSE(OverdueBefore(scene_.place(), last, kEnd + kLease).has_value());
+}
+
+TEST_F(OverdueTest, AreLeftToAChangeThatTakesThePlaceOfAll) {
   EXPECT_EQ(Before(Held{Mode::kExclusive, HoldOf(kBob, kToken)}), Owners{});
   EXPECT_EQ(Before(Held{Mode::kLimit, HoldOf(kZoe, kToken)}), Owners{});
+  EXPECT_EQ(Before(Expired{kEnd}), Owners{});
+  const auto none_before = [](const Scene& scene, const Change& next) {
+    return !OverdueBefore(scene.place(), next, kEnd).has_value();
+  };
   const Scene over(Mode::kExclusive, {HoldOf(kAnn, kToken, kSince)});
-  EXPECT_EQ(
-      OwnersIn(OverdueBefore(over.place(), Held{Mode::kExclusive, HoldOf(kBob, kToken)}, kEnd)),
-      Owners{});
+  EXPECT_TRUE(none_before(over, Held{Mode::kExclusive, HoldOf(kBob, kToken)}));
   const Scene plain(kAnn.bytes);
-  EXPECT_EQ(OwnersIn(OverdueBefore(plain.place(), PlainFreed{}, kEnd)), Owners{});
-  EXPECT_EQ(OwnersIn(OverdueBefore(plain.place(), PlainExtended{kEnd}, kEnd)), Owners{});
-  EXPECT_EQ(OwnersIn(OverdueBefore(Scene().place(), Held{Mode::kShared, kAnnsHold}, kEnd)),
-            Owners{});
+  EXPECT_TRUE(none_before(plain, PlainFreed{}));
+  EXPECT_TRUE(none_before(plain, PlainExtended{kEnd}));
+  EXPECT_TRUE(none_before(Scene(), Held{Mode::kShared, kAnnsHold}));
 }
 
 // As the server does it: after the overdue and the change, nothing overdue is left, and whoever
@@ -1459,8 +1486,8 @@ TEST(OverdueBefore, LeavesNothingOverdueInAnyLock) {
       next = HeldBy(scene.place(), request, a.token, now);
     }
     if (!next.has_value()) continue;
-    for (const Ended& ended : OverdueBefore(scene.place(), *next, now)) {
-      scene.Hear(ended);
+    if (const auto overdue = OverdueBefore(scene.place(), *next, now); overdue.has_value()) {
+      scene.Hear(*overdue);
       // A new hold needs none of the others; every other change finds its own hold.
       ASSERT_TRUE(scene.lock() != nullptr || std::holds_alternative<Held>(*next));
       ++told;
@@ -1474,7 +1501,7 @@ TEST(OverdueBefore, LeavesNothingOverdueInAnyLock) {
           }
         },
         *next);
-    ASSERT_TRUE(Overdue(scene.place(), now).empty());
+    ASSERT_FALSE(Overdue(scene.place(), now).has_value());
     for (const std::string& owner : holders_before) {
       if (owner == request.owner.bytes) continue;
       ASSERT_TRUE(scene.lock() != nullptr && scene.lock()->Find(Owner{owner}).has_value());
@@ -1526,7 +1553,8 @@ class Story : public testing::Test {
 
   template <typename Fact>
   void Tell(const Fact& fact, Instant now) {
-    for (const Ended& ended : OverdueBefore(scene_.place(), fact, now)) scene_.Hear(ended);
+    const auto overdue = OverdueBefore(scene_.place(), fact, now);
+    if (overdue.has_value()) scene_.Hear(*overdue);
     scene_.Hear(fact);
   }
 
@@ -1670,13 +1698,77 @@ TEST(Floor, MoreThanTenMinutesAheadIsRefused) {
   EXPECT_FALSE(ask(kMaxToken.value).busy()) << "waiting does not help";
 }
 
+// --- The largest number of holders ------------------------------------------------------------
+
+class MaxHolders : public testing::TestWithParam<Mode> {
+ protected:
+  static constexpr GrantRules kRules{.max_holders = 3};
+
+  static AcquireRequest From(Owner owner) { return Ask(owner, GetParam(), /*limit=*/100); }
+  static Outcome OutcomeFor(const Scene& scene, const AcquireRequest& request,
+                            const Crowd& ahead = {}) {
+    const Site site = scene.site(ahead);
+    const Outcome outcome =
+        Decide(std::span(&site, 1), request, FineInstant{kSince}, ClockAt(kToken), kRules).outcome;
+    const bool busy = outcome == Outcome::kHeldByOther || outcome == Outcome::kOthersWait;
+    EXPECT_EQ(IsBlocked(site, request, kSince, kRules), busy);
+    return outcome;
+  }
+
+  const std::vector<Hold> three_ = {kAnnsHold, HoldOf(kBob, Later(kToken, 1)),
+                                    HoldOf(kCat, Later(kToken, 2), kSince - kTick, kLinger)};
+};
+
+INSTANTIATE_TEST_SUITE_P(Modes, MaxHolders, testing::Values(Mode::kShared, Mode::kLimit));
+
+TEST_P(MaxHolders, NewcomerDoesNotJoinSoMany) {
+  const Scene two(GetParam(), {three_[0], three_[1]});
+  EXPECT_EQ(OutcomeFor(two, From(kZoe)), Outcome::kGranted);
+  const Scene three(GetParam(), three_);
+  EXPECT_EQ(OutcomeFor(three, From(kZoe)), Outcome::kHeldByOther);
+  const Scene over(GetParam(), {three_[0], three_[1], HoldOf(kCat, Token{1}, kSince - kTick)});
+  EXPECT_EQ(OutcomeFor(over, From(kZoe)), Outcome::kGranted) << "an ended hold does not count";
+}
+
+TEST_P(MaxHolders, WhoHoldsTheLockIsNotANewcomer) {
+  std::vector<Hold> four = three_;
+  four.push_back(HoldOf(kDan, Later(kToken, 3)));
+  const Scene full(GetParam(), four);  // as it was loaded
+  EXPECT_EQ(OutcomeFor(full, From(kAnn)), Outcome::kHeldAlready);
+  EXPECT_TRUE(Decide(full.place(), TouchRequest{kAnn, kLease}, kSince).change.has_value());
+  EXPECT_EQ(OutcomeFor(full, From(kCat)), Outcome::kHeldByOther) << "its hold only lingers";
+  const Scene three(GetParam(), three_);
+  EXPECT_EQ(OutcomeFor(three, From(kCat)), Outcome::kGranted) << "its own hold is replaced";
+}
+
+// One place is left, and whoever waits for it came first.
+TEST_P(MaxHolders, NobodyOvertakesWhoWaitsForAPlace) {
+  const Scene two(GetParam(), {three_[0], three_[1]});
+  Crowd ahead;
+  ahead.Add(GetParam(), /*limit=*/100);
+  EXPECT_EQ(OutcomeFor(two, From(kZoe), ahead), Outcome::kOthersWait);
+  const Scene one(GetParam(), {three_[0]});
+  EXPECT_EQ(OutcomeFor(one, From(kZoe), ahead), Outcome::kGranted);
+}
+
+TEST(MaxHoldersOfOne, AreOneOfAnyMode) {
+  constexpr GrantRules kOne{.max_holders = 1};
+  for (const Mode mode : kModes) {
+    const Scene free;
+    const Site site = free.site();
+    const Admission admission =
+        Decide(std::span(&site, 1), Ask(kAnn, mode), FineInstant{kSince}, ClockAt(kToken), kOne);
+    EXPECT_EQ(admission.outcome, Outcome::kGranted);
+  }
+}
+
 // --- The grace --------------------------------------------------------------------------------
 
 TEST(GracePeriod, NobodyGetsAnythingNew) {
   const Instant now = ToInstant(kFloorNow);
   const auto ask = [&](const Scene& scene, const AcquireRequest& request) {
     const Site site = scene.site({});
-    return Decide(std::span(&site, 1), request, kFloorNow, ClockAt(kToken), Grace::kOn);
+    return Decide(std::span(&site, 1), request, kFloorNow, ClockAt(kToken), {.grace = Grace::kOn});
   };
   const Scene free;
   const Scene exclusive(Mode::kExclusive, {HoldOf(kAnn, kToken, now)});

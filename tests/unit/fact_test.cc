@@ -23,7 +23,8 @@ using Words = std::vector<std::string_view>;
 
 constexpr std::string_view kRefusal =
     "ERR not a fact: expected HELD key owner token since-ms end-ms [SHARED | LIMIT] [COUNT n] "
-    "[LINGER ms], ENDED key owner [SESSION | UNDELIVERED], or FLOOR token";
+    "[LINGER ms], ENDED key owner [UNDELIVERED], EXPIRED key before-ms, SESSION key at-ms owner "
+    "[owner ...], or FLOOR token";
 constexpr std::string_view kHeldRefusal =
     "ERR not a fact: expected key owner \"token since-ms end-ms\" [SHARED | LIMIT] [COUNT n] "
     "[LINGER ms]";
@@ -308,21 +309,15 @@ TEST(EndedFact, NamesAnOwner) {
 }
 
 TEST(EndedFact, MaySayWhy) {
-  for (const auto& [word, how] :
-       {std::pair("SESSION"sv, Loss::kSession), std::pair("session"sv, Loss::kSession),
-        std::pair("Undelivered"sv, Loss::kUndelivered)}) {
+  for (const std::string_view word : {"UNDELIVERED", "Undelivered"}) {
     const auto fact = ParseEnded({"ENDED", "key", "owner", word});
     ASSERT_TRUE(fact.has_value()) << word;
-    EXPECT_EQ(fact->ended.how, how) << word;
+    EXPECT_EQ(fact->ended.how, Loss::kUndelivered) << word;
   }
 }
 
 TEST(EndedFact, EveryReasonIsWrittenAsItIsRead) {
-  for (const Loss how : {Loss::kSession, Loss::kUndelivered}) {
-    const auto fact = ParseEnded({"ENDED", "key", "owner", WordFor(how)});
-    ASSERT_TRUE(fact.has_value());
-    EXPECT_EQ(fact->ended.how, how);
-  }
+  EXPECT_EQ(WordFor(Loss::kUndelivered), "UNDELIVERED");
   EXPECT_EQ(WordFor(Loss::kExpired), "") << "goes without saying";
 }
 
@@ -334,13 +329,71 @@ TEST(EndedFact, Refuses) {
   ExpectRefused({"ENDED", "key", "owner", "owner"});
   ExpectRefused({"ENDED", "key", "owner", ""});
   ExpectRefused({"ENDED", "key", "owner", "EXPIRED"});
-  ExpectRefused({"ENDED", "key", "owner", "SESSION\0"sv});
-  ExpectRefused({"ENDED", "key", "owner", "SESSION", "SESSION"});
+  ExpectRefused({"ENDED", "key", "owner", "SESSION"});
+  ExpectRefused({"ENDED", "key", "owner", "UNDELIVERED\0"sv});
+  ExpectRefused({"ENDED", "key", "owner", "UNDELIVERED", "UNDELIVERED"});
   ExpectRefused({"ENDED", "key", "owner", "42", "1000", "2000"});
   for (const std::string_view word :
        {""sv, "END"sv, "ENDED\0"sv, "RELEASED"sv, "HELD"sv, "FLOOR"sv}) {
     ExpectRefused({word, "key", "owner"});
   }
+}
+
+// --- EXPIRED ------------------------------------------------------------------------------------
+
+std::optional<Fact> ParseAny(const Words& words) {
+  const auto parsed = ParseFact(words);
+  const auto* fact = std::get_if<Fact>(&parsed);
+  return fact == nullptr ? std::nullopt : std::optional(*fact);
+}
+
+TEST(ExpiredFact, NamesAMoment) {
+  for (const auto& [word, before] :
+       {std::pair("0"sv, kMinInstant), std::pair("1000"sv, Instant{Millis{1000}}),
+        std::pair(kLast, kMaxInstant)}) {
+    const auto fact = ParseAny({"Expired", "key", word});
+    ASSERT_TRUE(fact.has_value() && std::holds_alternative<ExpiredFact>(*fact)) << word;
+    EXPECT_EQ(std::get<ExpiredFact>(*fact).key, "key");
+    EXPECT_EQ(std::get<ExpiredFact>(*fact).expired.before, before);
+  }
+}
+
+TEST(ExpiredFact, Refuses) {
+  ExpectRefused({"EXPIRED"});
+  ExpectRefused({"EXPIRED", "key"});
+  ExpectRefused({"EXPIRED", "key", kBeyond});
+  ExpectRefused({"EXPIRED", "key", "1000", "owner"});
+  for (const std::string& bad : kBadNumbers) ExpectRefused({"EXPIRED", "key", bad});
+}
+
+// --- SESSION ------------------------------------------------------------------------------------
+
+TEST(SessionFact, NamesAMomentAndOwners) {
+  const std::string longest(256, '\xff');
+  for (const Words& owners :
+       std::vector<Words>{{"o"}, {"SESSION"}, {"a", "\0"sv, longest}, {"same", "same"}}) {
+    Words words = {"session", "key", "1000"};
+    words.insert(words.end(), owners.begin(), owners.end());
+    const auto fact = ParseAny(words);
+    ASSERT_TRUE(fact.has_value() && std::holds_alternative<SessionFact>(*fact));
+    const auto& session = std::get<SessionFact>(*fact);
+    EXPECT_EQ(session.key, "key");
+    EXPECT_EQ(session.ended().at, Instant{Millis{1000}});
+    ASSERT_EQ(session.ended().owners.size(), owners.size());
+    for (size_t i = 0; i < owners.size(); ++i) {
+      EXPECT_EQ(session.ended().owners[i], Owner{owners[i]});
+    }
+  }
+}
+
+TEST(SessionFact, Refuses) {
+  ExpectRefused({"SESSION"});
+  ExpectRefused({"SESSION", "key"});
+  ExpectRefused({"SESSION", "key", "1000"});
+  ExpectRefused({"SESSION", "key", kBeyond, "owner"});
+  ExpectRefused({"SESSION", "key", "1000", ""});
+  ExpectRefused({"SESSION", "key", "1000", "owner", std::string(257, 'o')});
+  for (const std::string& bad : kBadNumbers) ExpectRefused({"SESSION", "key", bad, "owner"});
 }
 
 // --- FLOOR --------------------------------------------------------------------------------------

@@ -368,6 +368,16 @@ class Node {
       Keep(entry, Apply(entry.lock.get(), *ended));
       return wire;
     }
+    if (const auto* expired = std::get_if<Expired>(&change)) {
+      Keep(entry, Apply(entry.lock.get(), *expired));
+      return {"EXPIRED", kKeys.at(key), std::to_string(Count(expired->before))};
+    }
+    if (const auto* sessions = std::get_if<SessionsEnded>(&change)) {
+      Wire wire = {"SESSION", kKeys.at(key), std::to_string(Count(sessions->at))};
+      for (const Owner owner : sessions->owners) wire.emplace_back(owner.bytes);
+      Keep(entry, Apply(entry.lock.get(), *sessions));
+      return wire;
+    }
     if (const auto* extended = std::get_if<PlainExtended>(&change)) {
       entry.plain_end_ms = Count(extended->end);
       return {"PEXPIREAT", kKeys.at(key), std::to_string(*entry.plain_end_ms)};
@@ -380,7 +390,9 @@ class Node {
   bool Obey(const Wire& wire) {
     const std::vector<std::string_view> words(wire.begin(), wire.end());
     const std::string_view name = words[0];
-    if (name == "HELD" || name == "ENDED" || name == "FLOOR") return Believe(words);
+    constexpr std::array<std::string_view, 5> kFacts = {"HELD", "ENDED", "EXPIRED", "SESSION",
+                                                        "FLOOR"};
+    if (std::find(kFacts.begin(), kFacts.end(), name) != kFacts.end()) return Believe(words);
     const auto key = NumberOf(words[1]);
     if (!key.has_value()) return false;
     Entry& entry = keys.at(*key);
@@ -470,11 +482,16 @@ class Node {
       clock.Observe(floor->token);
       return true;
     }
-    const auto& [name, ended] = std::get<EndedFact>(*fact);
-    const auto key = NumberOf(name);
+    const auto key = NumberOf(words[1]);
     if (!key.has_value() || keys.at(*key).lock == nullptr) return false;
     Entry& entry = keys.at(*key);
-    Keep(entry, Apply(entry.lock.get(), ended));
+    if (const auto* expired = std::get_if<ExpiredFact>(fact)) {
+      Keep(entry, Apply(entry.lock.get(), expired->expired));
+    } else if (const auto* session = std::get_if<SessionFact>(fact)) {
+      Keep(entry, Apply(entry.lock.get(), session->ended()));
+    } else {
+      Keep(entry, Apply(entry.lock.get(), std::get<EndedFact>(*fact).ended));
+    }
     return true;
   }
 
@@ -1205,24 +1222,36 @@ class History {
     }
   }
 
-  // A connection closes. A string is bound to none.
+  // Connections close. A string is bound to none.
   void EndSession() {
     const size_t key = AnyKey();
-    const size_t owner = AnyOwnerFor(key);
-    Begin("session ends", key, owner);
+    const size_t first = AnyOwnerFor(key);
+    Begin("session ends", key, first);
     DropExpiredPlain(key);
-    const Decision decision = DecideSessionEnd(primary_.At(key), Owner{kOwners.at(owner)}, now());
-    const bool ended = model_.EndSession(key, owner, now_ms());
-    ASSERT_EQ(decision.change.has_value(), ended);
-    if (!ended) {
+    std::vector<Owner> owners = {Owner{kOwners.at(first)}};
+    for (size_t owner = 0; owner < kOwners.size(); ++owner) {
+      if (owner != first && OneIn(4)) owners.push_back(Owner{kOwners.at(owner)});
+    }
+    const std::vector<Owner> end = DecideSessionEnd(primary_.At(key), owners, now());
+    std::vector<size_t> ended;
+    for (const Owner owner : owners) {
+      const auto number = static_cast<size_t>(
+          std::find(kOwners.begin(), kOwners.end(), owner.bytes) - kOwners.begin());
+      if (model_.EndSession(key, number, now_ms())) ended.push_back(number);
+    }
+    ASSERT_EQ(end.size(), ended.size());
+    if (end.empty()) {
       Saw("a session ends without a hold");
       return;
     }
-    EXPECT_EQ(NameOf(decision.outcome), NameOf(Outcome::kReleased));
-    Saw(model_.HoldOf(key, owner) != nullptr ? "a session ends, its hold lingers"
-                                             : "a session ends with its hold");
-    CarryOut(key, *decision.change);
-    witness_.SessionEnded(key, owner, now_ms());
+    if (end.size() > 1) Saw("several sessions end at once");
+    for (const size_t owner : ended) {
+      Saw(model_.HoldOf(key, owner) != nullptr ? "a session ends, its hold lingers"
+                                               : "a session ends with its hold");
+    }
+    // Owners whose holds have ended already may be named too.
+    CarryOut(key, SessionsEnded{now(), OneIn(2) ? end : owners});
+    for (const size_t owner : ended) witness_.SessionEnded(key, owner, now_ms());
   }
 
   // LOCK.FENCE and LOCK.INFO.
@@ -1313,10 +1342,11 @@ class History {
     const size_t key = AnyKey();
     event_ = "timer";
     said_ = {kKeys.at(key)};
-    const std::vector<Ended> overdue = Overdue(primary_.At(key), now());
-    EXPECT_EQ(overdue.size(), model_.Sweep(key, now_ms()));
-    for (const Ended& ended : overdue) End(key, ended);
-    if (!overdue.empty()) {
+    const std::optional<Expired> overdue = Overdue(primary_.At(key), now());
+    const size_t swept = model_.Sweep(key, now_ms());
+    EXPECT_EQ(overdue.has_value(), swept > 0);
+    if (overdue.has_value()) {
+      EXPECT_EQ(Expire(key, *overdue), swept);
       Saw(model_.LockAt(key) == nullptr ? "the timer ends a lock" : "the timer ends some holds");
     }
     Touch(key);
@@ -1324,16 +1354,23 @@ class History {
 
   // --- Carrying out
 
-  void End(size_t key, const Ended& ended) {
-    const auto* const found = std::find(kOwners.begin(), kOwners.end(), ended.owner.bytes);
-    ASSERT_NE(found, kOwners.end());
-    witness_.Lost(key, static_cast<size_t>(found - kOwners.begin()), now_ms());
-    Log(key, primary_.CarryOut(key, ended));
+  // Returns how many holds were removed.
+  size_t Expire(size_t key, const Expired& expired) {
+    size_t removed = 0;
+    for (const Hold& hold : primary_.At(key).lock->holds(Lock::Order::kByOwner)) {
+      if (hold.KeepsOutAt(expired.before)) continue;
+      const auto* const found = std::find(kOwners.begin(), kOwners.end(), hold.owner.bytes);
+      EXPECT_NE(found, kOwners.end());
+      witness_.Lost(key, static_cast<size_t>(found - kOwners.begin()), now_ms());
+      ++removed;
+    }
+    Log(key, primary_.CarryOut(key, expired));
+    return removed;
   }
 
   void CarryOut(size_t key, const Change& change) {
-    for (const Ended& ended : OverdueBefore(primary_.At(key), change, now())) {
-      End(key, ended);
+    if (const auto overdue = OverdueBefore(primary_.At(key), change, now()); overdue.has_value()) {
+      Expire(key, *overdue);
       Saw("a hold is ended before the next change");
     }
     Log(key, primary_.CarryOut(key, change));
@@ -1634,6 +1671,7 @@ TEST(History, AgreesWithTheModel) {
                                        "a session ends with its hold",
                                        "a session ends without a hold",
                                        "a session ends, its hold lingers",
+                                       "several sessions end at once",
                                        "a set is asked for again",
                                        "a set is downgraded",
                                        "a set is refused",

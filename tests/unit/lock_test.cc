@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <limits>
@@ -14,6 +15,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -693,6 +695,24 @@ class Model {
     if (--found->second.count == 0) holds_.erase(found);
   }
   void Hear(const Ended& ended) { holds_.erase(std::string(ended.owner.bytes)); }
+  void Hear(const Expired& expired) {
+    std::erase_if(holds_, [&](const auto& entry) {
+      return entry.second.end + entry.second.linger < expired.before;
+    });
+  }
+  void Hear(const SessionsEnded& ended) {
+    for (const Owner owner : ended.owners) {
+      const auto found = holds_.find(std::string(owner.bytes));
+      if (found == holds_.end() || ended.at > found->second.end) continue;
+      Hold& hold = found->second;
+      if (hold.linger == Millis{0}) {
+        holds_.erase(found);
+      } else {
+        hold.linger += ended.at - kTick - kMinInstant;
+        hold.end = kMinInstant;
+      }
+    }
+  }
 
   size_t size() const { return holds_.size(); }
 
@@ -753,7 +773,14 @@ struct Walk {
   uint64_t change_mode_once_in;
   uint64_t held_of_ten;  // so many steps of ten add or renew
   int check_all_once_in;
+  uint64_t sweep_once_in;  // of the others remove many at once
 };
+
+std::vector<Owner> ViewsOf(const std::vector<std::string>& names) {
+  std::vector<Owner> owners;
+  for (const std::string& name : names) owners.push_back(Owner{name});
+  return owners;
+}
 
 class RandomWalk : public testing::TestWithParam<Walk> {};
 
@@ -784,6 +811,19 @@ TEST_P(RandomWalk, AgreesWithTheMap) {
                        static_cast<uint32_t>(below(3) == 0 ? 1 + below(3) : 1)}};
       model.Hear(held);
       cell << held;
+    } else if (below(walk.sweep_once_in) == 0) {
+      const Expired expired{kSince + Millis{below(130)}};
+      model.Hear(expired);
+      cell << expired;
+    } else if (below(walk.sweep_once_in) == 0) {
+      std::vector<std::string> names;
+      for (uint64_t i = 0, count = 1 + below(walk.owners); i < count; ++i) {
+        names.push_back("owner " + std::to_string(below(walk.owners)));  // some of them twice
+      }
+      const std::vector<Owner> owners(ViewsOf(names));
+      const SessionsEnded ended{now, owners};
+      model.Hear(ended);
+      cell << ended;
     } else if (below(2) == 0) {
       model.Hear(Released{owner});
       cell << Released{owner};
@@ -800,12 +840,13 @@ TEST_P(RandomWalk, AgreesWithTheMap) {
   EXPECT_GE(most, walk.owners * 9 / 10);  // the walk got to where it was sent
 }
 
-INSTANTIATE_TEST_SUITE_P(Walks, RandomWalk,
-                         testing::Values(Walk{"FewOwners", 11, 30'000, 4, 20, 6, 1},
-                                         Walk{"SomeOwners", 12, 15'000, 20, 1'000, 7, 3},
-                                         Walk{"ThousandOwners", 13, 12'000, 1'000, 100'000, 9,
-                                              1'000}),
-                         [](const auto& param_info) { return std::string(param_info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Walks, RandomWalk,
+    testing::Values(Walk{"FewOwners", 11, 30'000, 4, 20, 6, 1, 10},
+                    Walk{"SomeOwners", 12, 15'000, 20, 1'000, 7, 3, 20},
+                    Walk{"ThousandOwners", 13, 12'000, 1'000, 100'000, 9, 1'000, 3'000},
+                    Walk{"ManyLeaves", 14, 60'000, 5'000, 1'000'000, 9, 10'000, 9'000}),
+    [](const auto& param_info) { return std::string(param_info.param.name); });
 
 // Each of them comes and goes, in an order that neither list is in.
 TEST(LockOfMany1000, EmptiesInAnyOrder) {
@@ -833,6 +874,105 @@ TEST(LockOfMany1000, EmptiesInAnyOrder) {
       ASSERT_EQ(cell->Find(Owner{owners[i]}), std::nullopt);
     }
     EXPECT_EQ(cell.get(), nullptr);
+  }
+}
+
+// --- Many holds removed at once ---------------------------------------------------------------
+
+TEST(ApplyExpired, RemovesWhatClosedBefore) {
+  for (const Mode mode : kModesOfMany) {
+    Cell cell;
+    cell << Held{mode, kAnnsHold} << Held{mode, kBobsHold} << Held{mode, kCatsHold};
+    const Lock* const before = cell.get();
+    cell << Expired{kCatsHold.end};
+    EXPECT_EQ(cell->size(), 3) << "it closes at that moment, not before";
+    cell << Expired{kCatsHold.end + kTick};
+    EXPECT_EQ(HoldsOf(*cell), (Holds{kAnnsHold, kBobsHold}));
+    EXPECT_EQ(cell.get(), before);
+    cell << Held{mode, Rare(kBobsHold, Millis{500}, 1)} << Expired{kEnd + kTick};
+    EXPECT_EQ(HoldsOf(*cell), Holds{Rare(kBobsHold, Millis{500}, 1)}) << "it lingers";
+    EXPECT_EQ(Apply(const_cast<Lock*>(cell.get()), Expired{kMaxInstant}), nullptr);
+    EXPECT_EQ(cell->size(), 1) << "still the caller's";
+  }
+}
+
+TEST(ApplyExpired, OfOneHoldIsAllOrNothing) {
+  for (const Mode mode : kModes) {
+    const LockPtr lock(Lock::Make({mode, kAnnsHold}));
+    EXPECT_EQ(Apply(lock.get(), Expired{kEnd}), lock.get());
+    EXPECT_EQ(Apply(lock.get(), Expired{kEnd + kTick}), nullptr);
+  }
+  EXPECT_EQ(Apply(nullptr, Expired{kMaxInstant}), nullptr);
+}
+
+TEST(ApplySessionsEnded, RemovesLiveHoldsAndLetsOthersLinger) {
+  const std::array owners = {kAnn, kCat, kBob, kAnn, Owner{"zoe"}};
+  for (const Mode mode : kModesOfMany) {
+    Cell cell;
+    cell << Held{mode, kAnnsHold} << Held{mode, Rare(kBobsHold, Millis{500}, 2)}
+         << Held{mode, kCatsHold};
+    cell << SessionsEnded{kCatsHold.end + kTick, owners};  // Cat's hold was over before
+    const Hold lingers = AfterSession(Rare(kBobsHold, Millis{500}, 2), kCatsHold.end + kTick);
+    EXPECT_EQ(HoldsOf(*cell), (Holds{lingers, kCatsHold}));
+    EXPECT_EQ(lingers.closes(), kCatsHold.end + Millis{500});
+    EXPECT_FALSE(lingers.LiveAt(kMinInstant + kTick));
+    EXPECT_EQ(HoldsOf(*cell, Order::kByClosing), (Holds{kCatsHold, lingers}));
+  }
+}
+
+TEST(ApplySessionsEnded, OfAllHoldersLeavesTheLockToTheCaller) {
+  const std::array owners = {kAnn, kBob};
+  Cell cell;
+  cell << Held{Mode::kShared, kAnnsHold} << Held{Mode::kShared, kBobsHold};
+  EXPECT_EQ(Apply(const_cast<Lock*>(cell.get()), SessionsEnded{kSince, owners}), nullptr);
+  EXPECT_EQ(HoldsOf(*cell), (Holds{kAnnsHold, kBobsHold}));
+  for (const Mode mode : kModes) {
+    const LockPtr one(Lock::Make({mode, kAnnsHold}));
+    EXPECT_EQ(Apply(one.get(), SessionsEnded{kEnd, owners}), nullptr);
+    EXPECT_EQ(Apply(one.get(), SessionsEnded{kEnd + kTick, owners}), one.get());
+    EXPECT_EQ(Apply(one.get(), SessionsEnded{kEnd, std::span(owners).subspan(1)}), one.get());
+  }
+  EXPECT_EQ(Apply(nullptr, SessionsEnded{kSince, owners}), nullptr);
+}
+
+// In both directions, in all orders, over many leaves.
+TEST(LockOfMany5000, CanBeReadFromBothEnds) {
+  constexpr size_t kOwners = 5'000;
+  Cell cell;
+  for (size_t i = 0; i < kOwners; ++i) {
+    const std::string owner = std::to_string(i * 7919 % kOwners);
+    cell << Held{
+        Mode::kLimit,
+        {Owner{owner}, Token{1 + i * 31 % kOwners}, kSince, kSince + Millis{i * 17 % kOwners}}};
+  }
+  for (const Order order : kOrders) {
+    const Holds indexed = HoldsOf(*cell, order);
+    const Lock::Holds range = cell->holds(order);
+    EXPECT_EQ(Holds(range.begin(), range.end()), indexed);
+    Holds backwards;
+    for (Lock::Iterator at = range.end(); at != range.begin();) backwards.push_back(*--at);
+    std::reverse(backwards.begin(), backwards.end());
+    EXPECT_EQ(backwards, indexed);
+    EXPECT_EQ(cell->first(order), indexed.front());
+    EXPECT_EQ(cell->last(order), indexed.back());
+  }
+}
+
+// Leaves are given back as holds go, whichever way they go.
+TEST(LockOfMany5000, GivesMemoryBack) {
+  constexpr size_t kOwners = 5'000;
+  for (const bool at_once : {false, true}) {
+    Cell cell;
+    for (size_t i = 0; i < kOwners; ++i) {
+      const std::string owner = std::to_string(i);
+      cell << Held{Mode::kShared, {Owner{owner}, kToken, kSince, kSince + Millis{i}}};
+    }
+    const Instant last = kSince + Millis{kOwners - 3};
+    for (size_t i = 0; !at_once && i < kOwners - 3; ++i) cell << Ended{Owner{std::to_string(i)}};
+    cell << Expired{last};
+    ASSERT_EQ(cell->size(), 3);
+    Seen().clear();
+    EXPECT_EQ(cell->Allocated(Remember), 100 * (1 + 3 + cell->size()));
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -112,12 +113,14 @@ TEST(NewsOf, ASessionThatLingers) {
   Hold lingering = HoldOf(kAnn, 5);
   lingering.linger = Millis{1000};
   const LockPtr lock = LockOf(Mode::kExclusive, {lingering});
-  const Decision decision = DecideSessionEnd({.lock = lock.get(), .plain = {}}, kAnn, kThen);
-  ASSERT_TRUE(decision.change.has_value());
-  const auto ended = std::get<Held>(*decision.change);
-  ExpectNews(lock, ended, News::kNone, {{"ann", Loss::kSession}});
+  const std::array owners = {kAnn, kBob};
+  EXPECT_EQ(Owners(LostWith(*lock, SessionsEnded{kThen, owners})),
+            (Losses{{"ann", Loss::kSession}}));
 
+  const Held ended{Mode::kExclusive, AfterSession(lingering, kThen)};
   const LockPtr after = LockOf(Mode::kExclusive, {ended.hold});
+  EXPECT_EQ(Owners(LostWith(*after, SessionsEnded{kThen, owners})), Losses{});
+  EXPECT_EQ(Owners(LostWith(*after, Expired{kMaxInstant})), Losses{});
   ExpectNews(after, ended, News::kNone);
   ExpectNews(after, {Mode::kExclusive, HoldOf(kBob, 6, kLater)}, News::kAcquired);
   ExpectNews(after, {Mode::kExclusive, HoldOf(kAnn, 6)}, News::kAcquired);
@@ -129,6 +132,23 @@ TEST(LostWith, AHoldThatIsRemoved) {
   for (const Loss how : {Loss::kExpired, Loss::kSession, Loss::kUndelivered}) {
     EXPECT_EQ(Owners(LostWith(HoldOf(kAnn, 5), how)), (Losses{{"ann", how}}));
   }
+}
+
+TEST(LostWith, EveryHoldThatIsRemovedAsExpired) {
+  const LockPtr lock = LockOf(Mode::kShared, {HoldOf(kAnn, 5), HoldOf(kBob, 6, kThen - kLease)});
+  EXPECT_EQ(Owners(LostWith(*lock, Expired{kThen})), Losses{});
+  EXPECT_EQ(Owners(LostWith(*lock, Expired{kEnd})), (Losses{{"bob", Loss::kExpired}}));
+  EXPECT_EQ(Owners(LostWith(*lock, Expired{kLater})),
+            (Losses{{"bob", Loss::kExpired}, {"ann", Loss::kExpired}}));
+}
+
+TEST(LostWith, EveryHoldWhoseSessionEnded) {
+  const LockPtr lock = LockOf(Mode::kShared, {HoldOf(kAnn, 5), HoldOf(kBob, 6, kThen - kLease)});
+  const std::array owners = {kCat, kBob, kAnn};
+  EXPECT_EQ(Owners(LostWith(*lock, SessionsEnded{kThen, owners})),
+            (Losses{{"bob", Loss::kSession}, {"ann", Loss::kSession}}));
+  EXPECT_EQ(Owners(LostWith(*lock, SessionsEnded{kEnd, owners})),
+            (Losses{{"ann", Loss::kSession}}));
 }
 
 TEST(LostWith, ALockThatSomebodyRemoves) {

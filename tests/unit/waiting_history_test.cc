@@ -803,7 +803,14 @@ class Edge {
                     now);
   }
   Outcome SessionEnds(int key, int owner, Instant now) {
-    return CarryOut(key, DecideSessionEnd(PlaceOf(key), OwnerOf(owner), now), now);
+    const std::array owners = {OwnerOf(owner)};
+    if (DecideSessionEnd(PlaceOf(key), owners, now).empty()) {
+      // Nothing happens, for the same reason for which nothing is touched; a string is not ours.
+      const Decision touch = Decide(PlaceOf(key), TouchRequest{owners[0], Millis{1}, {}}, now);
+      return touch.outcome == Outcome::kTouched ? Outcome::kFree : touch.outcome;
+    }
+    CarryOut(key, SessionsEnded{now, owners}, now);
+    return Outcome::kReleased;
   }
 
   // --- What strangers and the server do
@@ -830,9 +837,8 @@ class Edge {
     const Slot& slot = SlotOf(key);
     if (slot.plain.has_value() && slot.plain_end < now) Remove(key);
     if (slot.lock == nullptr) return;
-    const std::vector<Ended> overdue = Overdue(PlaceOf(key), now);
-    if (overdue.size() == slot.lock->size()) return Remove(key);
-    for (const Ended& ended : overdue) End(key, ended);
+    if (slot.lock->closes() < now) return Remove(key);
+    if (const auto overdue = Overdue(PlaceOf(key), now); overdue.has_value()) Expire(key, *overdue);
   }
 
   // --- What the event loop does before it sleeps
@@ -1033,7 +1039,9 @@ class Edge {
 
   void CarryOut(int key, const Change& change, Instant now) {
     Slot& slot = SlotOf(key);
-    for (const Ended& ended : OverdueBefore(PlaceOf(key), change, now)) End(key, ended);
+    if (const auto overdue = OverdueBefore(PlaceOf(key), change, now); overdue.has_value()) {
+      Expire(key, *overdue);
+    }
     if (const auto* held = std::get_if<Held>(&change)) {
       const Instant closes = held->hold.closes();
       const bool same_mode = slot.lock != nullptr && slot.lock->mode() == held->mode;
@@ -1048,6 +1056,8 @@ class Edge {
       if (went) queue.Wake(NameOf(key));
     } else if (const auto* ended = std::get_if<Ended>(&change)) {
       End(key, *ended);
+    } else if (const auto* sessions = std::get_if<SessionsEnded>(&change)) {
+      EndSessions(key, *sessions);
     } else if (const auto* extended = std::get_if<PlainExtended>(&change)) {
       slot.plain_end = extended->end;
       queue.Wake(NameOf(key));
@@ -1059,6 +1069,21 @@ class Edge {
   void End(int key, const Ended& ended) {
     Store(key, Apply(SlotOf(key).lock.get(), ended));
     queue.Wake(NameOf(key));
+  }
+
+  void Expire(int key, const Expired& expired) {
+    Store(key, Apply(SlotOf(key).lock.get(), expired));
+    queue.Wake(NameOf(key));
+  }
+
+  void EndSessions(int key, const SessionsEnded& ended) {
+    Store(key, Apply(SlotOf(key).lock.get(), ended));
+    queue.Wake(NameOf(key));
+    const Lock* lock = SlotOf(key).lock.get();
+    for (const Owner owner : ended.owners) {
+      const auto hold = lock == nullptr ? std::nullopt : lock->Find(owner);
+      if (hold.has_value()) queue.NoteEnd(NameOf(key), hold->closes());
+    }
   }
 
   void Store(int key, Lock* lock) {

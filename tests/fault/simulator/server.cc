@@ -292,12 +292,44 @@ void Server::Store(uint32_t lock, const Held& held) {
 template <typename Fact>
 void Server::TakeOut(uint32_t lock, const Fact& fact) {
   Slot& slot = slots_[lock];
-  const LockName name = LockNameOf(lock);
   // First, because the owner's bytes may be in the lock.
-  if (slot.lock->size() > 1 && EndsHold(*slot.lock, fact)) {
-    LockChanged(lock);
-    if (!sessions_.empty()) sessions_.Unbind(name, fact.owner);
+  if (slot.lock->size() > 1 && EndsHold(*slot.lock, fact)) HoldGone(lock, fact.owner);
+  ApplyRemoval(lock, fact);
+}
+
+void Server::HoldGone(uint32_t lock, Owner owner) {
+  LockChanged(lock);
+  if (!sessions_.empty()) sessions_.Unbind(LockNameOf(lock), owner);
+}
+
+void Server::TakeOutExpired(uint32_t lock, const Expired& expired) {
+  const Lock& stored = *slots_[lock].lock;
+  for (const Hold& hold : stored.holds(Lock::Order::kByClosing)) {
+    if (hold.KeepsOutAt(expired.before)) break;
+    if (stored.size() > 1) HoldGone(lock, hold.owner);
   }
+  ApplyRemoval(lock, expired);
+}
+
+void Server::EndSessionsOf(uint32_t lock, const SessionsEnded& ended) {
+  for (const Owner owner : ended.owners) {
+    const Lock& stored = *slots_[lock].lock;
+    const std::optional<Hold> hold = stored.Find(owner);
+    const bool ends = hold.has_value() && hold->LiveAt(ended.at);
+    if (ends && hold->linger == Millis{0} && stored.size() > 1) HoldGone(lock, owner);
+  }
+  ApplyRemoval(lock, ended);
+  const Lock* left = slots_[lock].lock.get();
+  if (left == nullptr || queue_.empty()) return;
+  for (const Owner owner : ended.owners) {
+    const std::optional<Hold> hold = left->Find(owner);
+    if (hold.has_value()) queue_.NoteEnd(LockNameOf(lock), hold->closes());
+  }
+}
+
+template <typename Fact>
+void Server::ApplyRemoval(uint32_t lock, const Fact& fact) {
+  Slot& slot = slots_[lock];
   Lock* left = Apply(slot.lock.get(), fact);
   if (left == nullptr) {
     Remove(lock);
@@ -323,6 +355,21 @@ void Server::Do(uint32_t lock, const Ended& ended) {
   TakeOut(lock, ended);
 }
 
+void Server::Do(uint32_t lock, const Expired& expired) {
+  const Digits before(ToNumber(expired.before));
+  Emit(std::array{std::string_view(kFactCommand), kFactExpired, NameOfLock(lock), before.text()});
+  TakeOutExpired(lock, expired);
+}
+
+void Server::Do(uint32_t lock, const SessionsEnded& ended) {
+  const Digits at(ToNumber(ended.at));
+  CommandLog::Words words = {kFactCommand, kFactSession, NameOfLock(lock), at.text()};
+  size_t size = 4;
+  for (const Owner owner : ended.owners) words.at(size++) = owner.bytes;
+  Emit(std::span(words).first(size));
+  EndSessionsOf(lock, ended);
+}
+
 void Server::Do(uint32_t lock, const PlainFreed& /*freed*/) { Delete(lock); }
 
 void Server::Do(uint32_t lock, const PlainExtended& extended) {
@@ -332,7 +379,9 @@ void Server::Do(uint32_t lock, const PlainExtended& extended) {
 }
 
 void Server::CarryOut(uint32_t lock, const Change& change, Instant now) {
-  for (const Ended& ended : OverdueBefore(PlaceOf(lock), change, now)) Do(lock, ended);
+  if (const auto overdue = OverdueBefore(PlaceOf(lock), change, now); overdue.has_value()) {
+    Do(lock, *overdue);
+  }
   std::visit([&](const auto& fact) { Do(lock, fact); }, change);
 }
 
@@ -389,6 +438,12 @@ void Server::ObeyFact(Args args) {
     clock_.Observe(floor->token);
   } else if (const auto* ended = std::get_if<EndedFact>(fact)) {
     if (slots_[LockOf(ended->key)].lock != nullptr) TakeOut(LockOf(ended->key), ended->ended);
+  } else if (const auto* expired = std::get_if<ExpiredFact>(fact)) {
+    const uint32_t lock = LockOf(expired->key);
+    if (slots_[lock].lock != nullptr) TakeOutExpired(lock, expired->expired);
+  } else if (const auto* session = std::get_if<SessionFact>(fact)) {
+    const uint32_t lock = LockOf(session->key);
+    if (slots_[lock].lock != nullptr) EndSessionsOf(lock, session->ended());
   }
 }
 
@@ -489,7 +544,7 @@ void Server::Acquire(const Call& call, FineInstant now, FineTick tick) {
   }
   const TokenClock& clock = Issuing(now);
   const Admission admission =
-      Decide(std::span(sites).first(call.count), request, now, clock, GraceAt(moment));
+      Decide(std::span(sites).first(call.count), request, now, clock, {.grace = GraceAt(moment)});
   Reply reply{.call = call.number, .connection = call.connection, .answer = Answer::kError};
   if (admission.granted()) {
     for (const uint32_t lock : LocksOf(call)) {
@@ -707,11 +762,11 @@ void Server::EndSessions(Instant now) {
 
 void Server::EndSessionsIn(uint32_t lock, Instant now) {
   if (!is_primary_) return;
-  for (const std::string& owner : sessions_.TakeEnded(LockNameOf(lock))) {
-    const Decision decision = DecideSessionEnd(PlaceOf(lock), Owner{owner}, now);
-    if (!decision.change.has_value()) continue;
+  for (const std::string& name : sessions_.TakeEnded(LockNameOf(lock))) {
+    const std::array owners = {Owner{name}};
+    if (DecideSessionEnd(PlaceOf(lock), owners, now).empty()) continue;
     ++sessions_ended_;
-    CarryOut(lock, *decision.change, now);
+    CarryOut(lock, SessionsEnded{now, owners}, now);
   }
 }
 
@@ -744,14 +799,16 @@ void Server::TryGrant(Parked& parked, FineInstant now) {
     EndSessionsIn(lock, moment);
     const Lock* stored = slots_[lock].lock.get();
     if (stored != nullptr && stored->KeepingOut(moment) > 0) {
-      for (const Ended& ended : Overdue(PlaceOf(lock), moment)) Do(lock, ended);
+      if (const auto overdue = Overdue(PlaceOf(lock), moment); overdue.has_value()) {
+        Do(lock, *overdue);
+      }
     }
   }
   for (size_t i = 0; i < parked.size(); ++i) {
     sites[i] = {PlaceOf(parked.call.locks[i]), parked.AheadOf(i)};
   }
-  const Admission admission =
-      Decide(std::span(sites).first(parked.size()), request, now, Issuing(now), GraceAt(moment));
+  const Admission admission = Decide(std::span(sites).first(parked.size()), request, now,
+                                     Issuing(now), {.grace = GraceAt(moment)});
   if (admission.busy()) return Block(parked, sites, moment);
   if (!admission.granted()) return Send(parked, Reply{.answer = Answer::kError});
   const Call call = parked.call;
@@ -786,7 +843,7 @@ bool Server::LeavesSomebodyWaiting(FineInstant now) {
     }
     if (holds) continue;
     const Admission admission = Decide(std::span(sites).first(parked->size()), parked->request(),
-                                       now, clock_, GraceAt(moment));
+                                       now, clock_, {.grace = GraceAt(moment)});
     if (admission.granted()) return true;
   }
   return false;

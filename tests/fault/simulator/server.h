@@ -208,11 +208,18 @@ class Server {
   void Do(uint32_t lock, const Held& held);
   void Do(uint32_t lock, const Released& released);
   void Do(uint32_t lock, const Ended& ended);
+  void Do(uint32_t lock, const Expired& expired);
+  void Do(uint32_t lock, const SessionsEnded& ended);
   void Do(uint32_t lock, const PlainFreed& freed);
   void Do(uint32_t lock, const PlainExtended& extended);
   void Store(uint32_t lock, const Held& held);
   template <typename Fact>
   void TakeOut(uint32_t lock, const Fact& fact);
+  void TakeOutExpired(uint32_t lock, const Expired& expired);
+  void EndSessionsOf(uint32_t lock, const SessionsEnded& ended);
+  void HoldGone(uint32_t lock, Owner owner);
+  template <typename Fact>
+  void ApplyRemoval(uint32_t lock, const Fact& fact);
   void ObeyFact(Args args);
   void ObeyRelease(Args args);
 

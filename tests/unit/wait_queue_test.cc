@@ -9,26 +9,34 @@
 
 #include <algorithm>
 #include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <limits>
+#include <list>
+#include <map>
+#include <memory>
 #include <optional>
+#include <random>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "core/decide.h"
 #include "core/intrusive_list.h"
+#include "core/lock.h"
+#include "core/token_clock.h"
+#include "printers.h"
 
 namespace turnstile {
 namespace {
 
 using namespace std::string_literals;
 using Waiter = WaitQueue::Waiter;
-using Step = WaitQueue::Step;
-using Company = WaitQueue::Company;
-using Offered = WaitQueue::Offered;
+using Left = WaitQueue::Left;
 using Texts = std::vector<std::string>;
 
 constexpr Instant At(int64_t ms) { return Instant{Millis{ms}}; }
@@ -66,7 +74,8 @@ class WaitQueueTest : public testing::Test {
     while (Waiter* waiter = queue_.FirstTimedOut(kMaxTick)) queue_.Leave(*waiter);
     EXPECT_TRUE(queue_.empty());
     EXPECT_EQ(NextDue(), kNothingDue);
-    EXPECT_TRUE(queue_.Locks(std::nullopt).empty());
+    EXPECT_EQ(queue_.lines(), 0U);
+    EXPECT_TRUE(queue_.LongestLines(0, 1).empty());
   }
 
   Waiter& NewCall(const AcquireRequest& request, Tick deadline = kLateTick) {
@@ -76,16 +85,20 @@ class WaitQueueTest : public testing::Test {
 
   void EnterCall(Waiter& waiter, LockName lock, std::string_view owner) {
     queue_.Enter(waiter, std::span(&lock, 1), Owner{owner}, /*upgrade=*/false);
+    queue_.Block(waiter, 0, std::nullopt);
   }
 
+  // A waiter that was found to be blocked by the first of its locks.
   Waiter& Enter(std::string_view owner, LockName lock, Tick deadline = kLateTick) {
     Waiter& waiter = NewCall(deadline);
     EnterCall(waiter, lock, owner);
     return waiter;
   }
-  Waiter& Enter(std::string_view owner, const Locks& locks, const AcquireRequest& request) {
+  Waiter& Enter(std::string_view owner, const Locks& locks, const AcquireRequest& request,
+                std::optional<Instant> next_end = std::nullopt) {
     Waiter& waiter = NewCall(request);
     queue_.Enter(waiter, locks, Owner{owner}, /*upgrade=*/false);
+    queue_.Block(waiter, 0, next_end);
     return waiter;
   }
   Waiter& Enter(std::string_view owner, LockName lock, const AcquireRequest& request) {
@@ -94,25 +107,12 @@ class WaitQueueTest : public testing::Test {
   Waiter& EnterUpgrade(std::string_view owner, LockName lock) {
     Waiter& waiter = NewCall();
     queue_.Enter(waiter, std::span(&lock, 1), Owner{owner}, /*upgrade=*/true);
+    queue_.Block(waiter, 0, std::nullopt);
     return waiter;
   }
-
-  // An exclusive holder.
-  void SetHolder(LockName lock, std::string_view owner, Instant end = kLate) {
-    queue_.SetHolder(lock, Mode::kExclusive, Owner{owner}, end, Company::kAlone);
-  }
-  // One more holder.
-  void AddHolder(LockName lock, Mode mode, std::string_view owner, Instant end = kLate) {
-    queue_.SetHolder(lock, mode, Owner{owner}, end, Company::kWithOthers);
-  }
-  void ClearHolder(LockName lock) { queue_.ClearHolders(lock); }
-
-  // `owner` waits for `lock`, which `holder` holds.
-  Waiter& EnterHeld(std::string_view owner, LockName lock, std::string_view holder,
-                    Instant end = kLate) {
-    Waiter& waiter = Enter(owner, lock);
-    SetHolder(lock, holder, end);
-    return waiter;
+  // An exclusive waiter for a lock of which a hold ends at `end`.
+  Waiter& EnterUntil(std::string_view owner, LockName lock, Instant end) {
+    return Enter(owner, Locks{lock}, Exclusive(), end);
   }
 
   // The only wait of `owner` for `lock`, or null.
@@ -130,9 +130,7 @@ class WaitQueueTest : public testing::Test {
     for (const WaitQueue::Place* place = line->first(); place != nullptr; place = place->behind()) {
       const Waiter& waiter = place->waiter();
       EXPECT_TRUE(waiter.in_line());
-      bool names_it = false;
-      for (size_t i = 0; i < waiter.size(); ++i) names_it = names_it || waiter.lock(i) == lock;
-      EXPECT_TRUE(names_it);
+      EXPECT_TRUE(waiter.WaitsFor(lock));
       owners.emplace_back(waiter.request().owner.bytes);
     }
     EXPECT_EQ(line->size(), owners.size());
@@ -140,80 +138,37 @@ class WaitQueueTest : public testing::Test {
     return owners;
   }
 
-  // Nobody in the line can be granted anything.
-  void SettleAsBlocked(LockName lock) {
-    WaitQueue::Line* line = queue_.Find(lock);
-    if (line == nullptr) return;
-    queue_.Settle(*line, [](Waiter&, const Crowd&) { return Offered::kBlockedHere; });
+  // Whom the queue wants tried next; "" for nobody.
+  std::string NextToTry(Instant now = kNow) {
+    const Waiter* waiter = queue_.NextToTry(now);
+    EXPECT_EQ(queue_.NextToTry(now), waiter) << "asking twice makes no difference";
+    if (waiter == nullptr) return "";
+    EXPECT_EQ(Ms(queue_.NextDue()), kDueAtOnce);
+    return std::string(waiter->request().owner.bytes);
   }
 
-  // The lines that are woken at `now`, in order of their names. Settles them.
-  Texts TakeWoken(Instant now) {
-    Texts woken;
-    while (const WaitQueue::Line* line = queue_.FirstWoken(now)) {
-      EXPECT_EQ(queue_.FirstWoken(now), line) << "asking twice makes no difference";
-      EXPECT_EQ(Ms(queue_.NextDue()), kDueAtOnce);
-      woken.push_back(std::to_string(line->lock().db) + ":" + std::string(line->lock().key));
-      if (woken.size() > 10'000) {
-        ADD_FAILURE() << "Settle leaves the line woken";
+  // All whom the queue wants tried, each of whom is found to be blocked where it was before.
+  Texts TryAll(Instant now = kNow) {
+    Texts tried;
+    for (std::string owner = NextToTry(now); !owner.empty(); owner = NextToTry(now)) {
+      tried.push_back(owner);
+      if (tried.size() > 10'000) {
+        ADD_FAILURE() << "whoever is blocked is tried again and again";
         break;
       }
-      SettleAsBlocked(line->lock());
+      Waiter& waiter = *queue_.NextToTry(now);
+      queue_.Block(waiter, waiter.blocked_at().value_or(0), std::nullopt);
     }
-    std::sort(woken.begin(), woken.end());
-    return woken;
+    return tried;
+  }
+
+  // Whether the line is to be worked on at `now`.
+  bool IsPutOff(LockName lock, Instant now = kNow) {
+    return queue_.Find(lock)->Ahead(/*upgrade=*/false, now).IsMixed();
   }
 
   // Both clocks show the same here.
   int64_t NextDue() const { return std::min(Ms(queue_.NextDue()), Ms(queue_.NextTimeOut())); }
-
-  // "ann waits for 0:b": one text a step.
-  static Texts TextsOf(const std::vector<Step>& steps) {
-    Texts texts;
-    for (const Step& step : steps) {
-      texts.push_back(std::string(step.owner.bytes) + " waits for " + std::to_string(step.lock.db) +
-                      ":" + std::string(step.lock.key));
-    }
-    return texts;
-  }
-
-  // The cycle that a wait already begun has closed.
-  Texts CycleOf(Waiter& waiter, std::vector<Waiter*> ignored = {}, Instant now = kNow) {
-    return TextsOf(queue_.FindCycle(waiter, ignored, now));
-  }
-
-  // The cycle that this wait would close. A holder is named if the lock has no line yet.
-  Texts CycleOf(std::string_view owner, LockName lock, std::optional<std::string_view> holder,
-                Instant now = kNow) {
-    const bool is_new = queue_.Find(lock) == nullptr;
-    Waiter waiter(Exclusive(), kTickNow, kLateTick);
-    EnterCall(waiter, lock, owner);
-    if (is_new && holder.has_value()) SetHolder(lock, *holder);
-    Texts texts = CycleOf(waiter, {}, now);
-    queue_.Leave(waiter);
-    return texts;
-  }
-  Texts CycleOf(std::string_view owner, const Locks& locks, const AcquireRequest& request) {
-    Waiter waiter(request, kTickNow, kLateTick);
-    queue_.Enter(waiter, locks, Owner{owner}, /*upgrade=*/false);
-    Texts texts = CycleOf(waiter);
-    queue_.Leave(waiter);
-    return texts;
-  }
-
-  // Whom Settle offers, "ann behind 0", as long as `answer` says.
-  template <typename Answer>
-  Texts Offers(LockName lock, Answer answer) {
-    Texts offers;
-    queue_.Settle(*queue_.Find(lock), [&](Waiter& waiter, const Crowd& ahead) {
-      const std::string owner(waiter.request().owner.bytes);
-      offers.push_back(owner + " behind " + std::to_string(ahead.size));
-      const Offered offered = answer(owner);
-      if (offered == Offered::kLeft || offered == Offered::kTookAll) queue_.Leave(waiter);
-      return offered;
-    });
-    return offers;
-  }
 
   std::deque<Waiter> calls_;
   WaitQueue queue_;
@@ -297,7 +252,8 @@ TEST_F(WaitQueueTest, BeginsEmpty) {
   EXPECT_EQ(queue_.size(), 0U);
   EXPECT_EQ(queue_.Find(kA), nullptr);
   EXPECT_EQ(FindWaiter(kA, "ann"), nullptr);
-  EXPECT_EQ(queue_.FirstWoken(kLate), nullptr);
+  EXPECT_EQ(queue_.NextToTry(kLate), nullptr);
+  EXPECT_EQ(queue_.lines(), 0U);
   EXPECT_EQ(queue_.FirstTimedOut(kLateTick), nullptr);
   EXPECT_EQ(NextDue(), kNothingDue);
 }
@@ -368,8 +324,10 @@ TEST_F(WaitQueueTest, LineGoesWithItsLastWaiter) {
   Waiter& waiter = Enter("ann", kA);
   Enter("bob", kB);
   EXPECT_NE(queue_.Find(kA), nullptr);
+  EXPECT_EQ(queue_.lines(), 2U);
   queue_.Leave(waiter);
   EXPECT_EQ(queue_.Find(kA), nullptr);
+  EXPECT_EQ(queue_.lines(), 1U);
   EXPECT_EQ(LineOf(kB), (Texts{"bob"}));
   EXPECT_EQ(queue_.size(), 1U);
   queue_.Leave(*FindWaiter(kB, "bob"));
@@ -383,8 +341,8 @@ TEST_F(WaitQueueTest, SameKeyInTwoDatabasesIsTwoLocks) {
   EXPECT_EQ(LineOf(kOtherA), (Texts{"bob"}));
   EXPECT_EQ(queue_.Find({2, "a"}), nullptr);
 
-  ClearHolder(kOtherA);
-  EXPECT_EQ(TakeWoken(kNow), (Texts{"1:a"}));
+  queue_.Wake(kOtherA);
+  EXPECT_EQ(TryAll(), (Texts{"bob"}));
   queue_.Leave(here);
   EXPECT_EQ(queue_.Find(kA), nullptr);
   EXPECT_EQ(LineOf(kOtherA), (Texts{"bob"}));
@@ -409,30 +367,38 @@ TEST_F(WaitQueueTest, KeysAndOwnersAreAnyBytes) {
 TEST_F(WaitQueueTest, KeepsItsOwnCopyOfNames) {
   std::string key = "resource";
   std::string owner = "ann";
-  std::string holder = "bob";
-  Waiter& waiter = Enter(owner, {0, key});
-  SetHolder({0, key}, holder);
+  const Waiter& waiter = Enter(owner, {0, key});
   key = "????????";
-  owner = holder = "???";
+  owner = "???";
   EXPECT_EQ(waiter.request().owner.bytes, "ann");
   EXPECT_EQ(waiter.lock(0).key, "resource");
   EXPECT_EQ(LineOf({0, "resource"}), (Texts{"ann"}));
-  EXPECT_EQ(CycleOf("bob", kB, "ann"), (Texts{"bob waits for 0:b", "ann waits for 0:resource"}));
+  EXPECT_EQ(FindWaiter({0, "resource"}, "ann"), &waiter);
 }
 
 TEST_F(WaitQueueTest, WaiterTellsWhatItAsksFor) {
-  Waiter waiter(Exclusive(Millis{1'234}), TickAt(5), TickAt(77));
+  Waiter waiter(Exclusive(Millis{1'234}), TickAt(5), TickAt(77), /*client_id=*/42);
   EXPECT_FALSE(waiter.in_line());
   EnterCall(waiter, kOtherA, "ann");
   EXPECT_TRUE(waiter.in_line());
   EXPECT_EQ(waiter.request().owner.bytes, "ann");
   EXPECT_EQ(waiter.request().lease, Millis{1'234});
   EXPECT_TRUE(waiter.lock(0) == kOtherA);
+  EXPECT_EQ(waiter.client_id(), 42U);
   EXPECT_EQ(Ms(waiter.since()), 5);
   EXPECT_EQ(Ms(waiter.deadline()), 77);
   queue_.Leave(waiter);
   EXPECT_EQ(Ms(waiter.since()), 5);
   EXPECT_EQ(Ms(waiter.deadline()), 77);
+}
+
+// The other keys of a request are views into the caller's command.
+TEST_F(WaitQueueTest, WaiterKeepsNoViewOfOtherKeys) {
+  const std::array<std::string_view, 1> also = {"b"};
+  AcquireRequest request = Exclusive();
+  request.also = also;
+  const Waiter waiter(request, kTickNow, kLateTick);
+  EXPECT_TRUE(waiter.request().also.empty());
 }
 
 TEST_F(WaitQueueTest, WhoLeftMayEnterAgain) {
@@ -513,7 +479,7 @@ TEST_F(WaitQueueTest, TakeOverBringsItsOwnTimesAndLease) {
   Waiter newest(Exclusive(Millis{30}), TickAt(60), TickAt(70));
   EnterCall(older, kA, "ann");
   queue_.TakeOver(newer, older);
-  SettleAsBlocked(kA);
+  TryAll();
   EXPECT_EQ(newer.request().lease, Millis{20});
   EXPECT_EQ(newer.request().owner.bytes, "ann");
   EXPECT_EQ(Ms(newer.since()), 50);
@@ -522,7 +488,7 @@ TEST_F(WaitQueueTest, TakeOverBringsItsOwnTimesAndLease) {
   EXPECT_EQ(queue_.FirstTimedOut(TickAt(150)), &newer);
 
   queue_.TakeOver(newest, newer);  // an earlier deadline counts as well
-  SettleAsBlocked(kA);
+  TryAll();
   EXPECT_EQ(NextDue(), 70);
   EXPECT_EQ(queue_.FirstTimedOut(TickAt(70)), &newest);
   EXPECT_EQ(queue_.size(), 1U);
@@ -530,17 +496,51 @@ TEST_F(WaitQueueTest, TakeOverBringsItsOwnTimesAndLease) {
   EXPECT_TRUE(queue_.empty());
 }
 
-TEST_F(WaitQueueTest, TakeOverChangesNothingElse) {
-  Waiter& older = EnterHeld("ann", kA, "bob", At(2'000));
-  Enter("ann", kB);
-  queue_.TakeOver(NewCall(), older);
-  EXPECT_EQ(TakeWoken(At(2'000)), (Texts{"0:a"})) << "it may ask for less than the older did";
-  EXPECT_EQ(CycleOf("bob", kC, "ann"), (Texts{"bob waits for 0:c", "ann waits for 0:a"}));
-  EXPECT_EQ(TakeWoken(At(2'001)), (Texts{"0:a"})) << "the holder is still known";
+TEST_F(WaitQueueTest, TakeOverIsTriedAtOnceAtThePlaceOfTheOlder) {
+  Waiter& older = Enter("ann", kA);
+  Enter("bob", kB);
+  queue_.Wake(kB);
+  Waiter& newer = NewCall();
+  queue_.TakeOver(newer, older);
+  EXPECT_EQ(newer.blocked_at(), std::nullopt) << "it may ask for less than the older did";
+  EXPECT_EQ(TryAll(), (Texts{"ann", "bob"}));
+  EXPECT_EQ(newer.blocked_at(), 0U);
+}
 
-  queue_.Wake(kA);
-  queue_.TakeOver(NewCall(), *FindWaiter(kA, "ann"));
-  EXPECT_EQ(TakeWoken(At(2'001)), (Texts{"0:a"})) << "a woken line stays so";
+TEST_F(WaitQueueTest, TakeOverLetsThoseBehindItBeTriedToo) {
+  Waiter& older = Enter("ann", {kA, kB}, Limit(1));
+  Enter("bob", kA, Limit(5));
+  Enter("cid", kB, Limit(5));
+  Waiter& newer = NewCall(Limit(5));
+  queue_.TakeOver(newer, older);
+  EXPECT_EQ(NextToTry(), "ann");
+  queue_.Block(newer, 1, std::nullopt);
+  EXPECT_EQ(TryAll(), (Texts{"bob"})) << "of b the first one is blocked, and so are all behind";
+}
+
+TEST_F(WaitQueueTest, TakeOverThatIsBlockedAtOncePutsTheLineToSleep) {
+  Waiter& older = Enter("ann", kA);
+  Enter("bob", kA);
+  Waiter& newer = NewCall();
+  queue_.TakeOver(newer, older);
+  queue_.Block(newer, 0, At(2'000));
+  EXPECT_EQ(NextToTry(), "");
+  EXPECT_EQ(NextDue(), 2'001);
+}
+
+TEST_F(WaitQueueTest, TakeOverCanBeTakenBack) {
+  Waiter& older = Enter("ann", {kA, kB}, Limit(3));
+  Enter("bob", kA);
+  Waiter& newer = NewCall(Limit(1), TickAt(5'000));
+  queue_.TakeOver(newer, older);
+  queue_.Block(newer, 1, std::nullopt);
+  queue_.TakeOver(older, newer);
+  EXPECT_FALSE(newer.in_line());
+  EXPECT_EQ(LineOf(kA), (Texts{"ann", "bob"}));
+  EXPECT_EQ(FindWaiter(kB, "ann"), &older);
+  EXPECT_EQ(queue_.Find(kB)->Ahead(false, kNow).least_limit, 3U);
+  EXPECT_EQ(TryAll(), (Texts{"ann"}));
+  EXPECT_EQ(queue_.NextTimeOut(), kLateTick);
 }
 
 TEST_F(WaitQueueTest, TakeOverInOneOfSeveralLines) {
@@ -576,11 +576,6 @@ TEST_F(WaitQueueTest, FindsTheWaiterOfAnOwner) {
   EXPECT_EQ(FindWaiter(kA, "bob"), &bob);
 }
 
-TEST_F(WaitQueueTest, HolderIsNoWaiter) {
-  EnterHeld("ann", kA, "bob");
-  EXPECT_EQ(FindWaiter(kA, "bob"), nullptr);
-}
-
 TEST_F(WaitQueueTest, OwnerStandsInSeveralLines) {
   const std::vector<LockName> locks = {kA, kB, kOtherA};
   std::vector<size_t> order = {0, 1, 2};
@@ -599,139 +594,255 @@ TEST_F(WaitQueueTest, OwnerStandsInSeveralLines) {
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
-// --- Holders ----------------------------------------------------------------------------------
+// --- Several places of one waiter -------------------------------------------------------------
 
-TEST_F(WaitQueueTest, LineWakesAfterTheLastMillisecondOfTheHold) {
-  EnterHeld("ann", kA, "bob", At(2'000));
-  EXPECT_EQ(NextDue(), 2'001);
-  EXPECT_EQ(TakeWoken(At(1'999)), Texts{});
-  EXPECT_EQ(TakeWoken(At(2'000)), Texts{}) << "a hold lives through its last millisecond";
-  EXPECT_EQ(NextDue(), 2'001);
-  EXPECT_EQ(TakeWoken(At(2'001)), (Texts{"0:a"}));
-  EXPECT_EQ(TakeWoken(At(2'001)), Texts{}) << "once is enough";
-  EXPECT_EQ(NextDue(), Ms(kLate)) << "the hold is over: only the time-out is left";
+TEST_F(WaitQueueTest, WaiterStandsInTheLineOfEachLock) {
+  Enter("ann", kB);
+  Waiter& set = Enter("bob", {kC, kA, kB}, Exclusive());
+  Enter("cid", kA);
+  EXPECT_EQ(LineOf(kA), (Texts{"bob", "cid"}));
+  EXPECT_EQ(LineOf(kB), (Texts{"ann", "bob"}));
+  EXPECT_EQ(LineOf(kC), (Texts{"bob"}));
+  EXPECT_EQ(queue_.size(), 3U) << "calls, not places";
+  ASSERT_EQ(set.size(), 3U);
+  EXPECT_TRUE(set.lock(0) == kC) << "in the order in which they were named";
+  EXPECT_TRUE(set.lock(1) == kA);
+  EXPECT_TRUE(set.lock(2) == kB);
+  EXPECT_TRUE(set.WaitsFor(kA));
+  EXPECT_FALSE(set.WaitsFor(kOtherA));
+
+  queue_.Leave(set);
+  EXPECT_FALSE(set.in_line());
+  EXPECT_EQ(LineOf(kA), (Texts{"cid"}));
+  EXPECT_EQ(LineOf(kB), (Texts{"ann"}));
+  EXPECT_EQ(queue_.Find(kC), nullptr);
+  EXPECT_EQ(TryAll(), (Texts{"ann", "cid"})) << "all lines that are left";
 }
 
-TEST_F(WaitQueueTest, HoldThatWasOverWhenItWasTold) {
-  EnterHeld("ann", kA, "bob", At(500));
-  EXPECT_EQ(NextDue(), 501);
-  EXPECT_EQ(TakeWoken(kNow), (Texts{"0:a"}));
+TEST_F(WaitQueueTest, TakeOverOfSeveralPlaces) {
+  Enter("zoe", kA);
+  Waiter& older = Enter("ann", {kA, kB}, Limit(2));
+  Enter("bob", kA);
+  Enter("bob", kB);
+  Waiter& newer = NewCall(Limit(7), TickAt(5'000));
+  queue_.TakeOver(newer, older);
+  EXPECT_FALSE(older.in_line());
+  EXPECT_EQ(newer.size(), 2U);
+  EXPECT_EQ(newer.request().limit, 7U);
+  EXPECT_EQ(newer.request().owner.bytes, "ann");
+  EXPECT_EQ(LineOf(kA), (Texts{"zoe", "ann", "bob"}));
+  EXPECT_EQ(LineOf(kB), (Texts{"ann", "bob"}));
+  EXPECT_EQ(&queue_.Find(kB)->first()->waiter(), &newer);
+  EXPECT_TRUE(IsPutOff(kA));
+  EXPECT_TRUE(IsPutOff(kB));
+  EXPECT_EQ(queue_.FirstTimedOut(TickAt(5'000)), &newer);
+  queue_.Leave(newer);
+  EXPECT_EQ(LineOf(kA), (Texts{"zoe", "bob"}));
+  EXPECT_EQ(LineOf(kB), (Texts{"bob"}));
 }
 
-TEST_F(WaitQueueTest, RenewalMovesTheEnd) {
-  EnterHeld("ann", kA, "bob", At(2'000));
-  SetHolder(kA, "bob", At(3'000));
-  EXPECT_EQ(NextDue(), 3'001) << "a renewal wakes nobody";
-  EXPECT_EQ(TakeWoken(At(3'000)), Texts{});
-  SetHolder(kA, "bob", At(2'500));  // also to an earlier moment
-  EXPECT_EQ(NextDue(), 2'501);
-  EXPECT_EQ(TakeWoken(At(2'501)), (Texts{"0:a"}));
-  EXPECT_EQ(TakeWoken(At(9'000)), Texts{}) << "no earlier end is remembered";
+TEST_F(WaitQueueTest, FindsAllWaitsThatOverlap) {
+  Waiter& ab = Enter("ann", {kA, kB}, Exclusive());
+  Waiter& c = Enter("ann", kC);
+  Enter("ann", kOtherA);
+  Enter("bob", {kA, kC}, Exclusive());
+  const auto find = [this](const Locks& locks) {
+    std::vector<Waiter*> found = queue_.FindWaiters(locks, Owner{"ann"});
+    std::sort(found.begin(), found.end());
+    return found;
+  };
+  std::vector<Waiter*> both = {&ab, &c};
+  std::sort(both.begin(), both.end());
+  EXPECT_EQ(find({kB}), (std::vector<Waiter*>{&ab}));
+  EXPECT_EQ(find({kB, kA}), (std::vector<Waiter*>{&ab})) << "once";
+  EXPECT_EQ(find({kD, kC, kA}), both);
+  EXPECT_EQ(find({kD}), std::vector<Waiter*>{});
 }
 
-TEST_F(WaitQueueTest, AnotherHolder) {
-  EnterHeld("ann", kA, "bob", At(2'000));
-  SetHolder(kA, "cid", At(2'000));
-  EXPECT_EQ(NextDue(), 2'001);
-  EXPECT_EQ(CycleOf("bob", kB, "ann"), Texts{}) << "nobody waits for bob any more";
-  EXPECT_EQ(CycleOf("cid", kB, "ann"), (Texts{"cid waits for 0:b", "ann waits for 0:a"}));
+TEST_F(WaitQueueTest, SameLocksInWhateverOrder) {
+  const Waiter& set = Enter("ann", {kA, kB, kC}, Shared());
+  EXPECT_TRUE(WaitQueue::WaitsFor(set, Locks{kA, kB, kC}, Mode::kShared));
+  EXPECT_TRUE(WaitQueue::WaitsFor(set, Locks{kC, kA, kB}, Mode::kShared));
+  EXPECT_FALSE(WaitQueue::WaitsFor(set, Locks{kA, kB, kC}, Mode::kExclusive));
+  EXPECT_FALSE(WaitQueue::WaitsFor(set, Locks{kA, kB}, Mode::kShared));
+  EXPECT_FALSE(WaitQueue::WaitsFor(set, Locks{kA, kB, kD}, Mode::kShared));
+  EXPECT_FALSE(WaitQueue::WaitsFor(set, Locks{kA, kB, kC, kD}, Mode::kShared));
+  EXPECT_FALSE(WaitQueue::WaitsFor(set, Locks{kOtherA, kB, kC}, Mode::kShared));
 }
 
-TEST_F(WaitQueueTest, LineWakesAtOnceWhenNobodyHolds) {
-  EnterHeld("ann", kA, "bob", At(2'000));
-  EXPECT_EQ(TakeWoken(kNow), Texts{});
-  ClearHolder(kA);
-  EXPECT_EQ(NextDue(), kDueAtOnce);
-  EXPECT_EQ(TakeWoken(kNow), (Texts{"0:a"}));
-  EXPECT_EQ(NextDue(), Ms(kLate)) << "the end of the old hold is forgotten";
-  EXPECT_EQ(TakeWoken(At(2'001)), Texts{});
+// --- Those ahead ------------------------------------------------------------------------------
+
+TEST_F(WaitQueueTest, CrowdAheadOfANewcomer) {
+  Enter("ann", {kA, kB}, Limit(7));
+  Waiter& bob = Enter("bob", kA, Limit(4));
+  Crowd crowd = queue_.Find(kA)->Ahead(/*upgrade=*/false, kNow);
+  EXPECT_EQ(crowd.size, 2U);
+  EXPECT_TRUE(crowd.all_limit);
+  EXPECT_FALSE(crowd.all_shared);
+  EXPECT_EQ(crowd.least_limit, 4U);
+  crowd = queue_.Find(kB)->Ahead(false, kNow);
+  EXPECT_EQ(crowd.size, 1U);
+  EXPECT_EQ(crowd.least_limit, 7U);
+  queue_.Leave(bob);
+  EXPECT_EQ(queue_.Find(kA)->Ahead(false, kNow).least_limit, 7U);
+
+  Enter("cid", kC, Shared());
+  Enter("dan", kC, Shared());
+  crowd = queue_.Find(kC)->Ahead(false, kNow);
+  EXPECT_EQ(crowd.size, 2U);
+  EXPECT_TRUE(crowd.all_shared);
+  EXPECT_FALSE(crowd.all_limit);
+  Enter("eve", kC);
+  crowd = queue_.Find(kC)->Ahead(false, kNow);
+  EXPECT_FALSE(crowd.all_shared);
+  EXPECT_TRUE(crowd.IsMixed());
 }
 
-TEST_F(WaitQueueTest, NobodyHoldsTwice) {
+TEST_F(WaitQueueTest, CrowdAheadOfAnUpgradeIsThoseItDoesNotBlock) {
+  Enter("ann", {kA, kB}, Shared());
+  Enter("bob", kA);
+  Enter("cid", kA, Shared());
+  Crowd crowd = queue_.Find(kA)->Ahead(/*upgrade=*/true, kNow);
+  EXPECT_EQ(crowd.size, 1U);
+  EXPECT_TRUE(crowd.all_shared);
+  Enter("dan", kC);
+  crowd = queue_.Find(kC)->Ahead(true, kNow);
+  EXPECT_EQ(crowd.size, 0U);
+  queue_.Wake(kC);
+  EXPECT_EQ(queue_.Find(kC)->Ahead(true, kNow).size, 0U) << "it does not stand behind that work";
+}
+
+TEST_F(WaitQueueTest, CrowdAheadOfEachPlace) {
+  Enter("ann", kA, Shared());
+  Waiter& set = Enter("bob", {kB, kA}, Shared());
+  Enter("cid", kA);
+  Waiter& last = Enter("dan", {kA, kB}, Limit(3));
+  EXPECT_EQ(set.AheadOf(0).size, 0U);
+  EXPECT_EQ(set.AheadOf(1).size, 1U);
+  EXPECT_TRUE(set.AheadOf(1).all_shared);
+  EXPECT_FALSE(last.AheadOf(0).all_limit);
+  EXPECT_EQ(last.AheadOf(1).size, 1U);
+  EXPECT_FALSE(last.AheadOf(1).all_limit) << "it does not count itself";
+  queue_.Leave(set);
+  EXPECT_EQ(last.AheadOf(1).size, 0U);
+}
+
+TEST_F(WaitQueueTest, CrowdAheadOfALimitCountsThoseThatMatter) {
+  Enter("ann", kA, Limit(2));
+  Enter("bob", kA, Limit(9));
+  Enter("cid", kA, Limit(8));
+  const Crowd crowd = Enter("dan", kA, Limit(7)).AheadOf(0);
+  EXPECT_EQ(crowd.size, 3U);
+  EXPECT_TRUE(crowd.all_limit);
+  EXPECT_EQ(crowd.least_limit, 2U);
+  EXPECT_EQ(Enter("eve", kA, Limit(2)).AheadOf(0).size, 2U) << "more than fit beside it";
+  Enter("fay", kA, Limit(1));
+  EXPECT_EQ(Enter("gus", kA, Limit(9)).AheadOf(0).size, 1U) << "nobody fits beside fay";
+}
+
+TEST_F(WaitQueueTest, NewcomerIsNotCompatibleWhileALineHasWorkPutOff) {
+  Enter("ann", {kA, kB}, Shared());
+  Enter("bob", {kC, kD}, Limit(5));
+  EXPECT_TRUE(queue_.Find(kA)->Ahead(false, kNow).all_shared);
+  EXPECT_TRUE(queue_.Find(kC)->Ahead(false, kNow).all_limit);
+  queue_.Wake(kA);
+  queue_.Wake(kC);
+  EXPECT_TRUE(IsPutOff(kA));
+  EXPECT_TRUE(IsPutOff(kC));
+  EXPECT_FALSE(IsPutOff(kB)) << "there is nothing to do in that line";
+  EXPECT_EQ(TryAll(), (Texts{"ann", "bob"}));
+  EXPECT_FALSE(IsPutOff(kA));
+  EXPECT_FALSE(IsPutOff(kC));
+}
+
+TEST_F(WaitQueueTest, NewcomerIsNotCompatibleOnceAHoldHasEnded) {
+  Enter("ann", Locks{kA}, Shared(), At(2'000));
+  EXPECT_FALSE(IsPutOff(kA, At(2'000))) << "a hold lives through its last millisecond";
+  EXPECT_TRUE(IsPutOff(kA, At(2'001)));
+  EXPECT_EQ(TryAll(At(2'001)), (Texts{"ann"}));
+  EXPECT_FALSE(IsPutOff(kA, At(2'001)));
+}
+
+TEST_F(WaitQueueTest, NewcomerBehindWorkPutOffIsTriedInItsTurn) {
+  Waiter& ann = Enter("ann", kA, Shared());
+  queue_.Wake(kA);
+  Waiter& bob = Enter("bob", kA, Shared());
+  EXPECT_EQ(NextToTry(), "ann") << "whoever joins behind does not put the line to sleep";
+  queue_.Leave(ann);
+  EXPECT_EQ(NextToTry(), "bob");
+  queue_.Block(bob, 0, std::nullopt);
+  EXPECT_EQ(NextToTry(), "");
+}
+
+// --- Upgrades ---------------------------------------------------------------------------------
+
+TEST_F(WaitQueueTest, UpgradeStandsBeforeAllWhomItBlocks) {
+  EnterUpgrade("ann", kA);  // also where nobody stands
+  EXPECT_EQ(LineOf(kA), (Texts{"ann"}));
+  Enter("bob", {kB, kC}, Shared());
+  Enter("cid", {kB, kC}, Shared());
+  Enter("dan", kB, Limit(2));
+  Enter("eve", kB, Shared());
+  EnterUpgrade("fay", kB);
+  EXPECT_EQ(LineOf(kB), (Texts{"bob", "cid", "fay", "dan", "eve"}));
+  EnterUpgrade("gus", kC);
+  EXPECT_EQ(LineOf(kC), (Texts{"bob", "cid", "gus"})) << "readers are not blocked";
+}
+
+TEST_F(WaitQueueTest, UpgradeStandsBeforeOneThatLostItsHold) {
+  // ann's shared hold ended while it waited for an exclusive one: now it is like any other.
+  EnterUpgrade("ann", kA);
+  Enter("cid", kA);
+  EnterUpgrade("bob", kA);
+  EXPECT_EQ(LineOf(kA), (Texts{"bob", "ann", "cid"}));
+}
+
+TEST_F(WaitQueueTest, UpgradeIsTriedBeforeThoseItBlocks) {
   Enter("ann", kA);
-  ClearHolder(kA);  // also a line that never had a holder wakes
-  EXPECT_EQ(TakeWoken(kNow), (Texts{"0:a"}));
-  ClearHolder(kA);
-  EXPECT_EQ(TakeWoken(kNow), (Texts{"0:a"}));
+  Enter("bob", kB);
+  Waiter& upgrade = EnterUpgrade("cid", kA);
+  queue_.WakeAll(std::nullopt);
+  EXPECT_EQ(TryAll(), (Texts{"cid", "bob"})) << "by the arrival of those it stands before";
+  queue_.WakeAll(std::nullopt);
+  queue_.Leave(upgrade);
+  EXPECT_EQ(TryAll(), (Texts{"ann", "bob"}));
 }
 
-TEST_F(WaitQueueTest, NewHolderDoesNotPutALineToSleep) {
-  EnterHeld("ann", kA, "bob");
-  ClearHolder(kA);
-  SetHolder(kA, "cid", At(2'000));
-  EXPECT_EQ(TakeWoken(kNow), (Texts{"0:a"})) << "only Settle does";
-  EXPECT_EQ(NextDue(), 2'001);
+TEST_F(WaitQueueTest, UpgradeBehindAReaderLeavesTheLineAwake) {
+  Enter("ann", kA, Shared());
+  Enter("bob", kA);
+  queue_.Wake(kA);
+  EnterUpgrade("cid", kA);
+  EXPECT_EQ(LineOf(kA), (Texts{"ann", "cid", "bob"}));
+  EXPECT_EQ(NextToTry(), "ann");
+  queue_.Leave(*FindWaiter(kA, "ann"));
+  EXPECT_EQ(TryAll(), (Texts{"cid"}));
 }
 
-TEST_F(WaitQueueTest, HolderOfALockWithoutALineIsNobodysBusiness) {
-  SetHolder(kA, "bob", At(2'000));
-  ClearHolder(kB);
-  EXPECT_TRUE(queue_.empty());
-  EXPECT_EQ(queue_.Find(kA), nullptr);
-  EXPECT_EQ(NextDue(), kNothingDue);
-  EXPECT_EQ(TakeWoken(kLate), Texts{});
-
+TEST_F(WaitQueueTest, UpgradesComeAndGoBeforeTheSamePlace) {
   Enter("ann", kA);
-  EXPECT_EQ(NextDue(), Ms(kLate)) << "a new line has no holder yet";
-  EXPECT_EQ(CycleOf("bob", kB, "ann"), Texts{});
-}
-
-TEST_F(WaitQueueTest, HolderIsForgottenWithTheLine) {
-  Waiter& waiter = EnterHeld("ann", kA, "bob", At(2'000));
-  Enter("cid", kB);
-  queue_.Leave(waiter);
-  EXPECT_EQ(NextDue(), Ms(kLate));
-  Enter("ann", kA);
-  EXPECT_EQ(NextDue(), Ms(kLate));
-  EXPECT_EQ(TakeWoken(At(2'001)), Texts{});
-  EXPECT_EQ(CycleOf("bob", kC, "ann"), Texts{});
-}
-
-TEST_F(WaitQueueTest, OneOwnerHoldsSeveralLocks) {
-  const std::vector<LockName> locks = {kA, kB, kOtherA};
-  std::vector<size_t> order = {0, 1, 2};
-  do {
-    for (size_t i = 0; i < locks.size(); ++i) {
-      EnterHeld("waiter-" + std::to_string(i), locks[i], "bob");
+  for (int i = 0; i < 3; ++i) {
+    Waiter& bob = EnterUpgrade("bob", kA);
+    Waiter& cid = EnterUpgrade("cid", kA);
+    EXPECT_EQ(LineOf(kA), (Texts{"cid", "bob", "ann"}));
+    queue_.Leave(i % 2 == 0 ? bob : cid);
+    EnterUpgrade("dan", kA);
+    EXPECT_EQ(LineOf(kA).front(), "dan");
+    queue_.Wake(kA);
+    EXPECT_EQ(TryAll(), (Texts{"dan"}));
+    for (const char* owner : {"dan", "bob", "cid"}) {
+      if (Waiter* waiter = FindWaiter(kA, owner); waiter != nullptr) queue_.Leave(*waiter);
     }
-    std::vector<bool> held(locks.size(), true);
-    for (const size_t freed : order) {
-      ClearHolder(locks[freed]);
-      held[freed] = false;
-      for (size_t i = 0; i < locks.size(); ++i) {
-        EXPECT_EQ(CycleOf("bob", kC, "waiter-" + std::to_string(i)).size(), held[i] ? 2U : 0U);
-      }
-    }
-    TakeWoken(kNow);
-    for (size_t i = 0; i < locks.size(); ++i) {
-      queue_.Leave(*FindWaiter(locks[i], "waiter-" + std::to_string(i)));
-    }
-  } while (std::next_permutation(order.begin(), order.end()));
+  }
 }
 
-TEST_F(WaitQueueTest, HoldsThatEndTogether) {
-  EnterHeld("ann", kA, "bob", At(2'000));
-  EnterHeld("ann", kB, "bob", At(2'000));
-  EnterHeld("ann", kC, "cid", At(2'000));
-  EnterHeld("ann", kD, "cid", At(2'001));
-  EXPECT_EQ(TakeWoken(At(2'001)), (Texts{"0:a", "0:b", "0:c"}));
-  EXPECT_EQ(NextDue(), 2'002);
-  EXPECT_EQ(TakeWoken(At(2'002)), (Texts{"0:d"}));
-}
-
-TEST_F(WaitQueueTest, HoldWithoutAnEnd) {
-  EnterHeld("ann", kA, "bob", kMaxInstant);
-  EXPECT_EQ(NextDue(), Ms(kLate));
-  EXPECT_EQ(TakeWoken(kMaxInstant), Texts{});
-  EXPECT_EQ(CycleOf("bob", kB, "ann"), (Texts{"bob waits for 0:b", "ann waits for 0:a"}));
-}
-
-// --- Waking and settling ----------------------------------------------------------------------
+// --- Whom to try ------------------------------------------------------------------------------
 
 TEST_F(WaitQueueTest, EnteringWakesNobody) {
   Enter("ann", kA);
   Enter("bob", kA);
-  EXPECT_EQ(TakeWoken(kNow), Texts{});
+  EXPECT_EQ(NextToTry(), "");
+  EXPECT_EQ(NextDue(), Ms(kLate));
 }
 
 TEST_F(WaitQueueTest, WhoeverLeavesWakesTheLine) {
@@ -741,7 +852,7 @@ TEST_F(WaitQueueTest, WhoeverLeavesWakesTheLine) {
     Enter("dan", kB);
     queue_.Leave(*waiters[leaver]);
     EXPECT_EQ(NextDue(), kDueAtOnce);
-    EXPECT_EQ(TakeWoken(kNow), (Texts{"0:a"}));
+    EXPECT_EQ(TryAll(), (Texts{leaver == 0 ? "bob" : "ann"}));
     for (Waiter* waiter : waiters) {
       if (waiter->in_line()) queue_.Leave(*waiter);
     }
@@ -756,107 +867,326 @@ TEST_F(WaitQueueTest, LineThatIsGoneDoesNotWake) {
   queue_.Leave(ann);
   queue_.Wake(kA);
   queue_.Leave(bob);
-  EXPECT_EQ(queue_.FirstWoken(kNow), nullptr);
+  EXPECT_EQ(NextToTry(), "");
   EXPECT_EQ(NextDue(), Ms(kLate));
   queue_.Wake(kB);
   queue_.Leave(cid);
-  EXPECT_EQ(queue_.FirstWoken(kNow), nullptr);
+  EXPECT_EQ(queue_.NextToTry(kNow), nullptr);
   EXPECT_EQ(NextDue(), kNothingDue);
 }
 
-TEST_F(WaitQueueTest, Wake) {
-  EnterHeld("ann", kA, "bob", At(2'000));
-  Enter("ann", kOtherA);
+TEST_F(WaitQueueTest, LineStaysAwakeUntilItsFirstIsBlocked) {
+  Waiter& ann = Enter("ann", kA);
+  Waiter& bob = Enter("bob", kA);
+  Enter("cid", kA);
   queue_.Wake(kA);
-  queue_.Wake(kB);  // nobody waits there
-  EXPECT_EQ(TakeWoken(kNow), (Texts{"0:a"}));
-  EXPECT_EQ(NextDue(), 2'001) << "what is known of the holder stays";
-  EXPECT_EQ(CycleOf("bob", kB, "ann").size(), 2U);
+  EXPECT_EQ(NextToTry(), "ann");
+  EXPECT_EQ(NextToTry(kLate), "ann");
+  queue_.Leave(ann);
+  EXPECT_EQ(NextToTry(), "bob");
+  queue_.Block(bob, 0, std::nullopt);
+  EXPECT_EQ(NextToTry(), "") << "nobody overtakes bob";
+  EXPECT_EQ(NextDue(), Ms(kLate));
+  EXPECT_EQ(LineOf(kA), (Texts{"bob", "cid"}));
 }
 
-TEST_F(WaitQueueTest, LineStaysWokenUntilItIsSettled) {
-  Enter("ann", kA);
-  Waiter& bob = Enter("bob", kA);
+TEST_F(WaitQueueTest, TriesWaitersOfAllWokenLinesByArrival) {
+  Enter("w1", kC);
+  Enter("w2", kA);
+  Enter("w3", kOtherA);
+  Enter("w4", kA);
+  Enter("w5", kB);
+  Enter("w6", kD);
+  for (const LockName lock : {kB, kA, kOtherA, kC}) queue_.Wake(lock);
+  EXPECT_EQ(NextToTry(), "w1");
+  queue_.Leave(*FindWaiter(kC, "w1"));
+  EXPECT_EQ(NextToTry(), "w2");
+  queue_.Leave(*FindWaiter(kA, "w2"));
+  EXPECT_EQ(TryAll(), (Texts{"w3", "w4", "w5"}));
+}
+
+TEST_F(WaitQueueTest, LineThatWakesLateIsTriedByArrivalToo) {
+  Enter("w1", kA);
+  Enter("w2", kB);
+  queue_.Wake(kB);
+  EXPECT_EQ(NextToTry(), "w2");
   queue_.Wake(kA);
-  queue_.Leave(bob);  // as one that is granted does
-  ASSERT_NE(queue_.FirstWoken(kNow), nullptr);
-  EXPECT_TRUE(queue_.FirstWoken(kNow)->lock() == kA);
-  EXPECT_TRUE(queue_.FirstWoken(kLate)->lock() == kA);
-  EXPECT_EQ(NextDue(), kDueAtOnce);
-  SettleAsBlocked(kA);
-  EXPECT_EQ(queue_.FirstWoken(kNow), nullptr);
+  EXPECT_EQ(TryAll(), (Texts{"w1", "w2"}));
+}
+
+TEST_F(WaitQueueTest, NotTriedAgainUntilTheBlockingLineWakes) {
+  Waiter& ann = Enter("ann", {kA, kB, kC}, Exclusive());
+  queue_.Wake(kA);
+  EXPECT_EQ(NextToTry(), "ann");
+  queue_.Block(ann, 1, std::nullopt);
+  EXPECT_EQ(ann.blocked_at(), 1U);
+  EXPECT_EQ(NextToTry(), "");
+  for (const LockName lock : {kA, kC}) {
+    queue_.Wake(lock);
+    EXPECT_EQ(NextToTry(), "") << lock.key;
+  }
+  queue_.Wake(kB);
+  EXPECT_EQ(TryAll(), (Texts{"ann"}));
+}
+
+TEST_F(WaitQueueTest, WaiterForManyLocksIsTriedOnceForEachWakeOfTheOneThatBlocksIt) {
+  std::deque<std::string> keys;
+  Locks locks;
+  for (int i = 0; i < 65; ++i) {
+    locks.push_back({0, keys.emplace_back("key-" + std::to_string(i))});
+  }
+  Enter("ann", locks, Exclusive());
+  Enter("bob", locks, Exclusive());
+  for (int round = 0; round < 3; ++round) {
+    for (const LockName lock : locks) queue_.Wake(lock);
+    EXPECT_EQ(TryAll(), (Texts{"ann"}));
+  }
+}
+
+TEST_F(WaitQueueTest, LineWithNobodyBlockedThereDoesNotWake) {
+  Waiter& ann = Enter("ann", {kA, kB}, Shared());
+  queue_.Wake(kA);
+  queue_.Block(ann, 1, std::nullopt);
+  queue_.Wake(kA);
+  EXPECT_EQ(NextDue(), Ms(kLate));
+  EXPECT_FALSE(IsPutOff(kA));
+  queue_.NoteEnd(kA, At(2'000));
+  EXPECT_EQ(NextDue(), Ms(kLate)) << "the end of a hold there is nobody's business";
+}
+
+TEST_F(WaitQueueTest, WhoeverIsBlockedElsewhereLetsThoseBehindBeTried) {
+  for (const char* owner : {"ann", "bob", "cid"}) Enter(owner, {kA, kB}, Shared());
+  queue_.Wake(kA);
+  EXPECT_EQ(NextToTry(), "ann");
+  queue_.Block(*FindWaiter(kA, "ann"), 1, std::nullopt);
+  EXPECT_EQ(NextToTry(), "bob");
+  queue_.Leave(*FindWaiter(kA, "bob"));
+  EXPECT_EQ(NextToTry(), "ann") << "bob left the line that blocks ann, too";
+  queue_.Block(*FindWaiter(kA, "ann"), 1, std::nullopt);
+  EXPECT_EQ(TryAll(), (Texts{"cid"}));
+}
+
+TEST_F(WaitQueueTest, WhoeverTurnsOutToBeBlockedHereKeepsThoseBehindWaiting) {
+  Waiter& ann = Enter("ann", {kB, kA}, Exclusive());
+  Enter("bob", kA);
+  queue_.Wake(kA);
+  queue_.Wake(kB);
+  EXPECT_EQ(NextToTry(), "ann");
+  queue_.Block(ann, 1, std::nullopt);
+  EXPECT_EQ(NextToTry(), "") << "bob stands behind ann in the line that has just blocked it";
+  queue_.Wake(kB);
+  EXPECT_EQ(NextToTry(), "");
+  queue_.Wake(kA);
+  EXPECT_EQ(TryAll(), (Texts{"ann"}));
+}
+
+TEST_F(WaitQueueTest, WhoeverLeavesAnotherLineWakesThoseBehindIt) {
+  Waiter& ann = Enter("ann", {kA, kB, kC}, Exclusive());
+  Enter("bob", kB);
+  Enter("cid", kC);
+  queue_.Leave(ann);
+  EXPECT_EQ(TryAll(), (Texts{"bob", "cid"}));
+}
+
+TEST_F(WaitQueueTest, ExclusiveGrantPutsTheLineToSleep) {
+  Waiter& ann = Enter("ann", {kA, kB}, Exclusive());
+  Enter("bob", kA);
+  Enter("cid", kB);
+  Enter("dan", kC);
+  for (const LockName lock : {kA, kB, kC}) queue_.Wake(lock);
+  EXPECT_EQ(NextToTry(), "ann");
+  queue_.NoteEnd(kA, At(5'000));
+  queue_.NoteEnd(kB, At(6'000));
+  queue_.Leave(ann, Left::kHoldsAlone);
+  EXPECT_EQ(TryAll(), (Texts{"dan"}));
+  EXPECT_EQ(NextDue(), 5'001) << "the end of the new hold is known";
+  EXPECT_EQ(TryAll(At(5'001)), (Texts{"bob"}));
+  EXPECT_EQ(TryAll(At(6'001)), (Texts{"cid"}));
+}
+
+TEST_F(WaitQueueTest, ExclusiveGrantToTheLastInLine) {
+  queue_.Leave(Enter("ann", {kA, kB}, Exclusive()), Left::kHoldsAlone);
+  EXPECT_TRUE(queue_.empty());
+  EXPECT_EQ(NextDue(), kNothingDue);
+}
+
+TEST_F(WaitQueueTest, WakesTheLineOfOneLock) {
+  Enter("ann", kA);
+  Enter("bob", kOtherA);
+  queue_.Wake(kA);
+  queue_.Wake(kB);  // nobody waits there
+  EXPECT_EQ(TryAll(), (Texts{"ann"}));
+}
+
+TEST_F(WaitQueueTest, WakesTheLinesOfOneNameInEveryDatabase) {
+  Enter("ann", kA);
+  Enter("bob", kB);
+  Enter("cid", kOtherA);
+  Enter("dan", {7, "a"});
+  queue_.WakeEvery("a");
+  queue_.WakeEvery("nobody waits there");
+  EXPECT_EQ(TryAll(), (Texts{"ann", "cid", "dan"}));
+}
+
+TEST_F(WaitQueueTest, WakesTheLinesOfADatabaseOrOfAll) {
+  Enter("ann", kA);
+  Enter("bob", kOtherA);
+  Enter("cid", kB);
+  queue_.WakeAll(0);
+  EXPECT_EQ(TryAll(), (Texts{"ann", "cid"}));
+  queue_.WakeAll(1);
+  EXPECT_EQ(TryAll(), (Texts{"bob"}));
+  queue_.WakeAll(2);
+  EXPECT_EQ(TryAll(), Texts{});
+  queue_.WakeAll(std::nullopt);
+  EXPECT_EQ(TryAll(), (Texts{"ann", "bob", "cid"}));
+}
+
+// --- Nobody may become a holder now -----------------------------------------------------------
+
+TEST_F(WaitQueueTest, SuspendedWaitersAreTriedAfterWakeAll) {
+  Waiter& ann = Enter("ann", {kA, kB}, Exclusive());
+  Waiter& bob = Enter("bob", kA, Shared());
+  queue_.Wake(kA);
+  queue_.Suspend(ann);
+  queue_.Suspend(bob);
+  EXPECT_EQ(ann.blocked_at(), std::nullopt);
+  EXPECT_EQ(NextToTry(), "");
+  EXPECT_EQ(NextDue(), Ms(kLate));
+  queue_.WakeAll(std::nullopt);
+  EXPECT_EQ(NextToTry(), "ann");
+  queue_.Leave(ann);
+  EXPECT_EQ(TryAll(), (Texts{"bob"}));
+}
+
+TEST_F(WaitQueueTest, SuspendedWaiterIsTriedWhenAnyOfItsLocksWakes) {
+  Waiter& ann = NewCall();
+  queue_.Enter(ann, Locks{kA, kB, kC}, Owner{"ann"}, /*upgrade=*/false);
+  queue_.Suspend(ann);
+  for (const LockName lock : {kC, kA, kB}) {
+    queue_.Wake(lock);
+    EXPECT_EQ(NextToTry(), "ann") << lock.key;
+    queue_.Suspend(ann);
+    EXPECT_EQ(NextToTry(), "") << lock.key;
+  }
+  queue_.Wake(kA);
+  queue_.Block(ann, 1, std::nullopt);
+  queue_.Wake(kA);
+  queue_.Wake(kC);
+  EXPECT_EQ(NextToTry(), "") << "now it is known what blocks it";
+}
+
+TEST_F(WaitQueueTest, WaiterThatIsSuspendedForgetsWhenAHoldEnds) {
+  Waiter& ann = EnterUntil("ann", kA, At(2'000));
+  queue_.Wake(kA);
+  queue_.Suspend(ann);
+  EXPECT_EQ(TryAll(At(2'001)), Texts{});
+}
+
+// --- Ends of holds ----------------------------------------------------------------------------
+
+TEST_F(WaitQueueTest, LineWakesAfterTheLastMillisecondOfTheHold) {
+  EnterUntil("ann", kA, At(2'000));
+  EXPECT_EQ(NextDue(), 2'001);
+  EXPECT_EQ(TryAll(At(1'999)), Texts{});
+  EXPECT_EQ(TryAll(At(2'000)), Texts{}) << "a hold lives through its last millisecond";
+  EXPECT_EQ(NextDue(), 2'001);
+  EXPECT_EQ(TryAll(At(2'001)), (Texts{"ann"}));
+  EXPECT_EQ(TryAll(At(2'001)), Texts{}) << "once is enough";
+  EXPECT_EQ(NextDue(), Ms(kLate)) << "the hold is over: only the time-out is left";
+}
+
+TEST_F(WaitQueueTest, HoldThatWasOverBeforeTheWait) {
+  EnterUntil("ann", kA, At(500));
+  EXPECT_EQ(NextDue(), 501);
+  EXPECT_EQ(TryAll(kNow), (Texts{"ann"}));
+}
+
+TEST_F(WaitQueueTest, HoldThatDoesNotEndByItself) {
+  Enter("ann", kA);
+  EXPECT_EQ(TryAll(kMaxInstant), Texts{});
+  EXPECT_EQ(Ms(queue_.NextDue()), kNothingDue);
+}
+
+TEST_F(WaitQueueTest, EarlierEndIsNotedAndALaterOneIsNot) {
+  EnterUntil("ann", kA, At(3'000));
+  queue_.NoteEnd(kA, At(2'000));
+  EXPECT_EQ(NextDue(), 2'001);
+  queue_.NoteEnd(kA, At(4'000));
+  EXPECT_EQ(NextDue(), 2'001) << "another hold may still end then";
+  queue_.NoteEnd(kOtherA, At(1'500));  // there is no line
+  queue_.NoteEnd(kB, At(1'500));
+  EXPECT_EQ(NextDue(), 2'001);
+  EXPECT_EQ(TryAll(At(2'001)), (Texts{"ann"}));
+}
+
+TEST_F(WaitQueueTest, EndIsNotedWhereNoneWasKnown) {
+  Enter("ann", kA);
+  queue_.NoteEnd(kA, At(2'000));
+  EXPECT_EQ(NextDue(), 2'001);
+}
+
+TEST_F(WaitQueueTest, BlockOfTheFirstTellsTheEndAnew) {
+  Waiter& ann = EnterUntil("ann", kA, At(2'000));
+  EXPECT_EQ(NextToTry(At(2'001)), "ann");
+  queue_.Block(ann, 0, At(3'000));  // it was renewed
+  EXPECT_EQ(NextDue(), 3'001);
+  queue_.Wake(kA);
+  queue_.Block(ann, 0, At(2'500));
+  EXPECT_EQ(NextDue(), 2'501);
+  queue_.Wake(kA);
+  queue_.Block(ann, 0, std::nullopt);
+  EXPECT_EQ(NextDue(), Ms(kLate)) << "nor is an end remembered";
+}
+
+TEST_F(WaitQueueTest, BlockKeepsTheEarlierEndOfSomebodyAhead) {
+  EnterUntil("ann", kA, At(2'000));
+  Waiter& bob = EnterUntil("bob", kA, At(3'000));
+  EXPECT_EQ(NextDue(), 2'001);
+  queue_.Leave(bob);
+  TryAll();
+  queue_.NoteEnd(kA, At(2'000));
+  Enter("cid", kA);
+  EXPECT_EQ(NextDue(), 2'001) << "an end that is not known takes nothing away";
+  EnterUntil("dan", kA, At(1'500));
+  EXPECT_EQ(NextDue(), 1'501);
+  EXPECT_EQ(TryAll(At(1'501)), (Texts{"ann"}));
+}
+
+TEST_F(WaitQueueTest, EndIsForgottenWhenNobodyIsBlockedThereAnyMore) {
+  Waiter& ann = Enter("ann", {kA, kB}, Exclusive(), At(2'000));
+  queue_.Wake(kA);
+  queue_.Block(ann, 1, At(3'000));
+  EXPECT_EQ(NextDue(), 3'001);
+  queue_.Wake(kB);
+  queue_.Block(ann, 0, std::nullopt);
   EXPECT_EQ(NextDue(), Ms(kLate));
 }
 
-TEST_F(WaitQueueTest, SettledMeansOneLine) {
-  EnterHeld("ann", kA, "bob", At(2'000));
-  EnterHeld("ann", kOtherA, "bob", At(3'000));
-  Enter("ann", kB);
-  queue_.Wake(kA);
-  queue_.Wake(kOtherA);
-  SettleAsBlocked(kB);
-  SettleAsBlocked(kC);  // there is no such line
-  SettleAsBlocked(kA);
-  EXPECT_EQ(NextDue(), kDueAtOnce);
-  EXPECT_EQ(TakeWoken(kNow), (Texts{"1:a"}));
-  EXPECT_EQ(LineOf(kA), (Texts{"ann"})) << "whoever waits goes on waiting";
-  EXPECT_EQ(NextDue(), 2'001) << "and the end of the hold is still watched";
-  EXPECT_EQ(TakeWoken(At(2'001)), (Texts{"0:a"}));
-  EXPECT_EQ(TakeWoken(At(3'001)), (Texts{"1:a"}));
-}
-
-TEST_F(WaitQueueTest, TellsWhichLinesAreLongest) {
-  const auto longest = [this](int db) {
-    Texts keys;
-    for (const WaitQueue::Line* line : queue_.LongestLines(db, 100))
-      keys.emplace_back(line->lock().key);
-    return keys;
-  };
-  EXPECT_EQ(longest(0), Texts{});
-  EXPECT_EQ(queue_.lines(), 0U);
-  Enter("w1", kC);
-  Enter("w2", kB);
-  Waiter& third = Enter("w3", kB);
-  Enter("w4", kOtherA);
-  Enter("w5", Locks{kA, kC}, Exclusive());
-  EXPECT_EQ(longest(0), (Texts{"b", "c", "a"})) << "equal ones by name";
-  EXPECT_EQ(longest(1), Texts{"a"});
-  EXPECT_EQ(longest(2), Texts{});
-  EXPECT_EQ(queue_.lines(), 4U);
-  queue_.Leave(third);
-  EXPECT_EQ(longest(0), (Texts{"c", "a", "b"}));
-}
-
-TEST_F(WaitQueueTest, TellsSinceWhenSomebodyWaits) {
-  Waiter& late = calls_.emplace_back(Exclusive(), kTickNow + Millis{5}, kLateTick);
-  EnterCall(late, kA, "late");
-  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kTickNow + Millis{5});
-  Waiter& early = Enter("early", kA);  // as one that asked elsewhere first, or took over a place
-  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kTickNow);
-  queue_.Leave(early);
-  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kTickNow + Millis{5});
-}
-
-TEST_F(WaitQueueTest, TellsWhichLocksHaveALine) {
-  EXPECT_TRUE(queue_.Locks(std::nullopt).empty());
-  Waiter& ann = Enter("ann", kA);
+TEST_F(WaitQueueTest, EndStaysForThoseWhoAreLeft) {
+  Waiter& ann = EnterUntil("ann", kA, At(2'000));
   Enter("bob", kA);
-  Enter("ann", kOtherA);
-  Enter("cid", kB);
-  const auto names = [this](std::optional<int> db) {
-    Texts texts;
-    for (const LockName lock : queue_.Locks(db)) {
-      texts.push_back(std::to_string(lock.db) + ":" + std::string(lock.key));
-    }
-    std::sort(texts.begin(), texts.end());
-    return texts;
-  };
-  EXPECT_EQ(names(std::nullopt), (Texts{"0:a", "0:b", "1:a"}));
-  EXPECT_EQ(names(0), (Texts{"0:a", "0:b"}));
-  EXPECT_EQ(names(1), (Texts{"1:a"}));
-  EXPECT_EQ(names(2), Texts{});
-  queue_.Leave(ann);
-  EXPECT_EQ(names(0), (Texts{"0:a", "0:b"})) << "bob still waits";
+  queue_.Leave(ann, Left::kHoldsAlone);
+  EXPECT_EQ(NextDue(), 2'001);
+  EXPECT_EQ(TryAll(At(2'001)), (Texts{"bob"}));
+}
+
+TEST_F(WaitQueueTest, EndIsForgottenWithTheLine) {
+  queue_.Leave(EnterUntil("ann", kA, At(2'000)));
+  EXPECT_EQ(NextDue(), kNothingDue);
+  Enter("ann", kA);
+  EXPECT_EQ(NextDue(), Ms(kLate));
+  EXPECT_EQ(TryAll(At(2'001)), Texts{});
+}
+
+TEST_F(WaitQueueTest, HoldsThatEndTogetherAreServedByArrival) {
+  EnterUntil("ann", kD, At(2'001));
+  EnterUntil("bob", kC, At(2'000));
+  EnterUntil("cid", kA, At(2'000));
+  EnterUntil("dan", kB, At(1'990));
+  EXPECT_EQ(TryAll(At(2'001)), (Texts{"bob", "cid", "dan"}));
+  EXPECT_EQ(NextDue(), 2'002);
+  EXPECT_EQ(TryAll(At(2'002)), (Texts{"ann"}));
 }
 
 // --- Time-outs, and what is due next ----------------------------------------------------------
@@ -898,22 +1228,34 @@ TEST_F(WaitQueueTest, SameDeadline) {
   EXPECT_EQ(LineOf(kA), (Texts{"dan"}));
 }
 
+TEST_F(WaitQueueTest, ListsAllWhoWaitByTimeOut) {
+  const Waiter& ann = Enter("ann", kA, TickAt(2'002));
+  const Waiter& bob = Enter("bob", kB, TickAt(2'000));
+  Waiter& cid = Enter("cid", kA, TickAt(2'001));
+  EXPECT_EQ(queue_.Waiters(),
+            (std::vector<Waiter*>{FindWaiter(kB, "bob"), &cid, FindWaiter(kA, "ann")}));
+  EXPECT_EQ(queue_.Waiters().front(), &bob);
+  queue_.Leave(cid);
+  EXPECT_EQ(queue_.Waiters().size(), 2U);
+  EXPECT_EQ(queue_.Waiters().back(), &ann);
+}
+
 TEST_F(WaitQueueTest, NextDueIsTheEarliestOfAll) {
   Waiter& ann = Enter("ann", kA, TickAt(5'000));
   EXPECT_EQ(NextDue(), 5'000);
   Waiter& bob = Enter("bob", kB, TickAt(4'000));
   EXPECT_EQ(NextDue(), 4'000);
-  SetHolder(kA, "cid", At(3'000));
+  queue_.NoteEnd(kA, At(3'000));
   EXPECT_EQ(NextDue(), 3'001);
-  SetHolder(kB, "cid", At(2'000));
+  queue_.NoteEnd(kB, At(2'000));
   EXPECT_EQ(NextDue(), 2'001);
-  SetHolder(kB, "cid", At(3'999));
+  queue_.Block(bob, 0, At(3'999));
   EXPECT_EQ(NextDue(), 3'001);
-  SetHolder(kA, "cid", At(4'000));
-  EXPECT_EQ(NextDue(), 4'000) << "4001 would be the end, 4000 is the time-out";
+  queue_.Block(ann, 0, At(4'000));
+  EXPECT_EQ(NextDue(), 4'000) << "the end would be 4001, the time-out is 4000";
   queue_.Wake(kA);
   EXPECT_EQ(NextDue(), kDueAtOnce);
-  SettleAsBlocked(kA);
+  queue_.Block(ann, 0, At(4'000));
   EXPECT_EQ(NextDue(), 4'000);
   queue_.Leave(bob);
   EXPECT_EQ(NextDue(), 4'001);
@@ -921,868 +1263,583 @@ TEST_F(WaitQueueTest, NextDueIsTheEarliestOfAll) {
   EXPECT_EQ(NextDue(), kNothingDue);
 }
 
-// --- Deadlocks --------------------------------------------------------------------------------
+// --- What operators see -----------------------------------------------------------------------
 
-TEST_F(WaitQueueTest, NoCycleWhenNobodyWaits) {
-  EXPECT_EQ(CycleOf("ann", kA, "bob"), Texts{});
-  EXPECT_EQ(CycleOf("ann", kA, std::nullopt), Texts{});
+TEST_F(WaitQueueTest, TellsWhichLinesAreLongest) {
+  const auto longest = [this](int db) {
+    Texts keys;
+    for (const WaitQueue::Line* line : queue_.LongestLines(db, 100))
+      keys.emplace_back(line->lock().key);
+    return keys;
+  };
+  EXPECT_EQ(longest(0), Texts{});
+  EXPECT_EQ(queue_.lines(), 0U);
+  Enter("w1", kC);
+  Enter("w2", kB);
+  Waiter& third = Enter("w3", kB);
+  Enter("w4", kOtherA);
+  Enter("w5", Locks{kA, kC}, Exclusive());
+  EXPECT_EQ(longest(0), (Texts{"b", "c", "a"})) << "equal ones by name";
+  EXPECT_EQ(longest(1), Texts{"a"});
+  EXPECT_EQ(longest(2), Texts{});
+  EXPECT_EQ(queue_.lines(), 4U);
+  queue_.Leave(third);
+  EXPECT_EQ(longest(0), (Texts{"c", "a", "b"}));
 }
 
-TEST_F(WaitQueueTest, NoCycleWhenNobodyWaitsForTheAsker) {
-  EnterHeld("bob", kA, "cid");
-  EnterHeld("cid", kB, "dan");
-  EnterHeld("ann", kC, "bob");                    // the asker waits itself, for others
-  EXPECT_EQ(CycleOf("ann", kD, "bob"), Texts{});  // whoever holds d waits
-  EXPECT_EQ(CycleOf("ann", kA, "cid"), Texts{});  // the line of a is there
-  EXPECT_EQ(CycleOf("eve", kA, "cid"), Texts{});  // eve is unknown
-  EXPECT_EQ(CycleOf("dan", kD, "somebody"),
-            Texts{});  // one waits for dan; dan waits for a stranger
+TEST_F(WaitQueueTest, TellsSinceWhenSomebodyWaits) {
+  Waiter& late = calls_.emplace_back(Exclusive(), kTickNow + Millis{5}, kLateTick);
+  EnterCall(late, kA, "late");
+  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kTickNow + Millis{5});
+  Waiter& early = Enter("early", kA);  // as one that asked elsewhere first, or took over a place
+  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kTickNow);
+  queue_.Leave(early);
+  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kTickNow + Millis{5});
 }
 
-TEST_F(WaitQueueTest, CycleOfTwo) {
-  EnterHeld("ann", kA, "bob");
-  const Texts expected = {"bob waits for 0:b", "ann waits for 0:a"};
-  EXPECT_EQ(CycleOf("bob", kB, "ann"), expected);
-  EXPECT_EQ(CycleOf("bob", kB, "ann"), expected) << "looking changes nothing";
-  EXPECT_EQ(LineOf(kB), Texts{});
-  EXPECT_EQ(queue_.size(), 1U);
-  EXPECT_EQ(CycleOf("ann", kB, "bob"), Texts{}) << "the other way round there is none";
-}
-
-TEST_F(WaitQueueTest, CycleOfThree) {
-  EnterHeld("ann", kA, "bob");
-  EnterHeld("bob", kB, "cid");
-  EXPECT_EQ(CycleOf("cid", kC, "ann"),
-            (Texts{"cid waits for 0:c", "ann waits for 0:a", "bob waits for 0:b"}));
-  EXPECT_EQ(CycleOf("cid", kC, "bob"), (Texts{"cid waits for 0:c", "bob waits for 0:b"}));
-}
-
-TEST_F(WaitQueueTest, CycleOfManySteps) {
-  constexpr int kOwners = 2'000;
-  const auto owner = [](int i) { return "owner-" + std::to_string(i); };
-  const auto key = [](int i) { return "key-" + std::to_string(i); };
-  // Number i waits for lock i, which number i + 1 holds.
-  for (int i = 0; i + 1 < kOwners; ++i) EnterHeld(owner(i), {0, key(i)}, owner(i + 1));
-  const std::string last_key = key(kOwners - 1);
-  Waiter& last = EnterHeld(owner(kOwners - 1), {0, last_key}, owner(0));
-  const std::vector<Step> steps = queue_.FindCycle(last, {}, kNow);
-  ASSERT_EQ(steps.size(), size_t{kOwners});
-  EXPECT_EQ(steps[0].lock.key, last_key);
-  for (int i = 1; i < kOwners; ++i) {
-    EXPECT_EQ(steps[static_cast<size_t>(i)].owner.bytes, owner(i - 1));
-    EXPECT_EQ(steps[static_cast<size_t>(i)].lock.key, key(i - 1));
+TEST_F(WaitQueueTest, TellsNoMoreLinesThanAskedFor) {
+  for (int i = 0; i < 10; ++i) {
+    for (int j = 0; j <= i; ++j)
+      Enter(std::to_string(j), {0, std::string(1, static_cast<char>('z' - i))});
   }
+  const auto longest = queue_.LongestLines(0, 3);
+  ASSERT_EQ(longest.size(), 3U);
+  for (size_t i = 0; i < longest.size(); ++i) EXPECT_EQ(longest[i]->size(), 10 - i);
+  EXPECT_EQ(queue_.LongestLines(0, 0).size(), 0U);
+  EXPECT_EQ(queue_.LongestLines(0, 100).size(), 10U);
 }
 
-TEST_F(WaitQueueTest, CycleWithTheFewestSteps) {
-  // The long way: dan -> ann -> bob -> cid -> dan. The short one: dan -> ann -> cid -> dan, over
-  // another wait of ann.
-  EnterHeld("cid", kC, "dan");
-  EnterHeld("bob", kB, "cid");
-  const Texts fewest = {"dan waits for 0:d", "ann waits for 1:a", "cid waits for 0:c"};
-  Waiter& long_way = EnterHeld("ann", kA, "bob");
-  EnterHeld("ann", kOtherA, "cid");
-  EXPECT_EQ(CycleOf("dan", kD, "ann"), fewest);
-  // In whichever order ann's waits began.
-  queue_.Leave(long_way);
-  EXPECT_EQ(CycleOf("dan", kD, "ann"), fewest);
-  EnterHeld("ann", kA, "bob");
-  EXPECT_EQ(CycleOf("dan", kD, "ann"), fewest);
-}
+// --- Random histories against a list for each lock --------------------------------------------
 
-TEST_F(WaitQueueTest, HolderAndLineAreTheSameNumberOfStepsAway) {
-  // ann asks for d: its holder bob waits for a long row, cid in its line waits for ann.
-  EnterHeld("bob", kA, "eve");
-  EnterHeld("eve", kB, "ann");
-  EnterHeld("cid", kC, "ann");
-  EnterHeld("cid", kD, "bob");
-  EXPECT_EQ(CycleOf("ann", kD, "bob"), (Texts{"ann waits for 0:d", "cid waits for 0:c"}));
-}
+// Locks, holders and waiters, worked on as the server does it; and beside the queue, which knows
+// what woke and what blocks whom, a plain list of those who wait for each lock. Whoever could be
+// granted a lock by a look at everything must never be left asleep by the queue.
+class QueueHistory {
+ public:
+  explicit QueueHistory(unsigned seed) : random_(seed) {}
+  ~QueueHistory() {
+    while (!calls_.empty()) Leave(calls_.front(), Left::kGone);
+  }
+  QueueHistory(const QueueHistory&) = delete;
+  QueueHistory& operator=(const QueueHistory&) = delete;
 
-// Whoever stands ahead will have the lock first.
-TEST_F(WaitQueueTest, WaitBehindOneThatWaitsForTheAsker) {
-  EnterHeld("bob", kA, "ann");
-  EnterHeld("bob", kB, "stranger");
-  EXPECT_EQ(CycleOf("ann", kB, "stranger"), (Texts{"ann waits for 0:b", "bob waits for 0:a"}));
-  EXPECT_EQ(CycleOf("ann", kB, std::nullopt), (Texts{"ann waits for 0:b", "bob waits for 0:a"}));
-}
-
-TEST_F(WaitQueueTest, QueueOrderCountsFurtherOn) {
-  // bob stands behind ann in b; cid holds c and asks for what bob holds.
-  EnterHeld("ann", kB, "stranger");
-  Enter("bob", kB);
-  EXPECT_EQ(CycleOf("ann", kC, "bob"), (Texts{"ann waits for 0:c", "bob waits for 0:b"}));
-  EXPECT_EQ(CycleOf("bob", kC, "ann"), Texts{}) << "nobody waits for those behind";
-
-  Enter("cid", kB);
-  EXPECT_EQ(CycleOf("ann", kC, "cid"), (Texts{"ann waits for 0:c", "cid waits for 0:b"}))
-      << "for all ahead, not only for the next one";
-  EXPECT_EQ(CycleOf("bob", kC, "cid"), (Texts{"bob waits for 0:c", "cid waits for 0:b"}));
-  EXPECT_EQ(CycleOf("cid", kC, "ann"), Texts{});
-}
-
-TEST_F(WaitQueueTest, LineIsWalkedUpFromEveryPlaceInIt) {
-  // All who wait for d: first eve, whom the walk from ann's place in the line reaches too.
-  EnterHeld("eve", kD, "stranger");
-  Enter("ann", kD);
-  Enter("bob", kD);
-  // cid asks for c, held by ann; the line of d has been walked from ann up; then by bob.
-  EnterHeld("bob", kC, "ann");
-  EnterHeld("eve", kA, "cid");
-  EXPECT_EQ(CycleOf("cid", kC, "ann"),
-            (Texts{"cid waits for 0:c", "ann waits for 0:d", "eve waits for 0:a"}));
-  EXPECT_EQ(CycleOf("cid", kB, "bob"),
-            (Texts{"cid waits for 0:b", "bob waits for 0:d", "eve waits for 0:a"}));
-}
-
-TEST_F(WaitQueueTest, HoldThatIsOverDoesNotCount) {
-  EnterHeld("ann", kA, "bob", At(2'000));
-  EXPECT_EQ(CycleOf("bob", kB, "ann", At(2'000)).size(), 2U);
-  EXPECT_EQ(CycleOf("bob", kB, "ann", At(2'001)), Texts{});
-  EXPECT_EQ(CycleOf("bob", kB, "ann", At(2'000)).size(), 2U) << "looking changes nothing";
-}
-
-TEST_F(WaitQueueTest, CycleGoesWithAnyOfItsParts) {
-  Waiter& ann = EnterHeld("ann", kA, "bob");
-  Enter("dan", kA);
-  EXPECT_EQ(CycleOf("bob", kB, "ann").size(), 2U);
-  queue_.Leave(ann);  // gave up
-  EXPECT_EQ(CycleOf("bob", kB, "ann"), Texts{});
-  EXPECT_EQ(CycleOf("bob", kB, "dan").size(), 2U);
-  ClearHolder(kA);  // bob gave it up
-  EXPECT_EQ(CycleOf("bob", kB, "dan"), Texts{});
-}
-
-TEST_F(WaitQueueTest, CycleOfOneWhoWaitsForSeveralLocks) {
-  Enter("ann", kA);
-  EnterHeld("ann", kB, "bob");
-  Enter("ann", kC);
-  EXPECT_EQ(CycleOf("bob", kD, "ann"), (Texts{"bob waits for 0:d", "ann waits for 0:b"}));
-}
-
-TEST_F(WaitQueueTest, CycleAcrossDatabases) {
-  EnterHeld("ann", kOtherA, "bob");
-  EXPECT_EQ(CycleOf("bob", kA, "ann"), (Texts{"bob waits for 0:a", "ann waits for 1:a"}));
-  EnterHeld("bob", {7, "a"}, "cid");
-  EXPECT_EQ(CycleOf("cid", kA, "ann"),
-            (Texts{"cid waits for 0:a", "ann waits for 1:a", "bob waits for 7:a"}));
-}
-
-TEST_F(WaitQueueTest, CycleOfOthersIsNotTheAskers) {
-  // A stranger's SET made ann and bob wait for each other. cid waits for them and holds something
-  // that nobody in that circle wants.
-  EnterHeld("ann", kA, "bob");
-  EnterHeld("bob", kB, "ann");
-  EnterHeld("dan", kC, "cid");
-  EXPECT_EQ(CycleOf("cid", kD, "ann"), Texts{});
-  EXPECT_EQ(CycleOf("cid", kA, "bob"), Texts{});
-  EXPECT_EQ(CycleOf("ann", kD, "bob"), (Texts{"ann waits for 0:d", "bob waits for 0:b"}));
-}
-
-TEST_F(WaitQueueTest, HolderThatNobodyKnows) {
-  // The value of a plain lock that is too long to be an owner's.
-  EnterHeld("ann", kA, "");
-  EnterHeld("bob", kB, "");
-  EXPECT_EQ(CycleOf("ann", kB, ""), Texts{});
-  EXPECT_EQ(CycleOf("cid", kB, ""), Texts{});
-}
-
-// Whoever takes over a place and asks for less room keeps those behind waiting who were not kept
-// before: a cycle then begins at another wait of its owner.
-TEST_F(WaitQueueTest, CycleThatATakeOverWithLessRoomCloses) {
-  EnterHeld("ann", kB, "bob");                 // ann waits for bob,
-  Waiter& roomy = Enter("ann", kA, Limit(2));  // and stands in another line,
-  Enter("bob", kA, Limit(2));                  // where bob fits beside her
-  AddHolder(kA, Mode::kShared, "reader");      // as soon as somebody else is gone
-  EXPECT_EQ(queue_.FindCycle(roomy, {}, kNow, WaitQueue::From::kAnyWait).size(), 0U);
-  Waiter& narrow = NewCall(Limit(1));
-  queue_.TakeOver(narrow, roomy);
-  EXPECT_EQ(queue_.FindCycle(narrow, {}, kNow).size(), 0U);
-  EXPECT_EQ(queue_.FindCycle(narrow, {}, kNow, WaitQueue::From::kAnyWait).size(), 2U);
-}
-
-TEST_F(WaitQueueTest, AfterATakeOverTheNewCallCounts) {
-  Waiter& older = EnterHeld("ann", kA, "bob");
-  Enter("cid", kA);
-  queue_.TakeOver(NewCall(), older);
-  EXPECT_EQ(CycleOf("bob", kB, "ann").size(), 2U);
-  EXPECT_EQ(CycleOf("ann", kB, "cid"), (Texts{"ann waits for 0:b", "cid waits for 0:a"}));
-}
-
-// --- Deadlocks among holders of several kinds -------------------------------------------------
-
-TEST_F(WaitQueueTest, ReadersDoNotWaitForReaders) {
-  // bob reads a and waits to read b, which ann holds; ann asks to read a, behind another reader.
-  Enter("bob", kB, Shared());
-  SetHolder(kB, "ann");
-  Waiter& reader = Enter("bob", {kA, kC}, Shared());
-  AddHolder(kA, Mode::kShared, "bob");
-  EXPECT_EQ(CycleOf("ann", Locks{kA}, Shared()), Texts{}) << "a reader holds, a reader is ahead";
-  EXPECT_EQ(CycleOf("ann", Locks{kA}, Exclusive()),
-            (Texts{"ann waits for 0:a", "bob waits for 0:b"}));
-  EXPECT_EQ(CycleOf("ann", Locks{kA}, Limit(9)), (Texts{"ann waits for 0:a", "bob waits for 0:b"}))
-      << "a limit is no kind of reading";
-  queue_.RemoveHolder(kA, Owner{"bob"});
-  EXPECT_EQ(CycleOf("ann", Locks{kA}, Exclusive()).size(), 2U) << "bob is ahead";
-  queue_.Leave(reader);
-  EXPECT_EQ(CycleOf("ann", Locks{kA}, Exclusive()), Texts{});
-}
-
-TEST_F(WaitQueueTest, ReaderWaitsForAWriterFurtherAhead) {
-  // bob, a writer, waits behind the reader cid for d, and for what ann holds.
-  Enter("cid", {kD, kC}, Shared());
-  Enter("bob", kD);
-  Enter("dan", kD, Shared());
-  EnterHeld("bob", kB, "ann");
-  EXPECT_EQ(CycleOf("ann", Locks{kD}, Shared()), (Texts{"ann waits for 0:d", "bob waits for 0:b"}));
-}
-
-// A walk on behalf of a reader passes readers without reaching them; a writer's must not rely on
-// where it has been.
-TEST_F(WaitQueueTest, WriterMindsTheReadersThatAReaderPassed) {
-  Enter("eve", {kD, kOtherA}, Shared());  // a reader, first in line of d ...
-  SetHolder(kOtherA, "ann");              // ... who waits for ann
-  Enter("rob", kD, Shared());             // a reader behind it
-  Enter("wes", kD);                       // and a writer
-  Enter("mid", kB, Shared());
-  SetHolder(kB, "rob");
-  AddHolder(kC, Mode::kShared, "nobody");
-  EXPECT_EQ(CycleOf("ann", Locks{kB}, Exclusive()), Texts{}) << "rob waits for no reader";
-
-  // ann waits for rob, who reads, and for wes, who writes: rob's place is walked from first.
-  Waiter& wait = Enter("ann", {kB, kC}, Exclusive());
-  AddHolder(kC, Mode::kExclusive, "wes");
-  EXPECT_EQ(CycleOf(wait), (Texts{"ann waits for 0:c", "wes waits for 0:d", "eve waits for 1:a"}));
-}
-
-TEST_F(WaitQueueTest, UpgradeAgainstUpgrade) {
-  EnterUpgrade("ann", kA);
-  AddHolder(kA, Mode::kShared, "ann");
-  AddHolder(kA, Mode::kShared, "bob");
-  AddHolder(kA, Mode::kShared, "cid");
-  Waiter& bob = EnterUpgrade("bob", kA);
-  EXPECT_EQ(CycleOf(bob), (Texts{"bob waits for 0:a", "ann waits for 0:a"}));
-  queue_.Leave(bob);
-  EXPECT_EQ(CycleOf("dan", Locks{kA}, Exclusive()), Texts{}) << "who holds nothing closes nothing";
-  queue_.RemoveHolder(kA, Owner{"bob"});
-  EXPECT_EQ(CycleOf("bob", Locks{kA}, Exclusive()), Texts{}) << "nor does bob, without its hold";
-}
-
-TEST_F(WaitQueueTest, UpgradeAloneWaitsForNobodyButOtherReaders) {
-  Waiter& ann = EnterUpgrade("ann", kA);
-  AddHolder(kA, Mode::kShared, "ann");
-  EXPECT_EQ(CycleOf(ann), Texts{}) << "not for its own hold";
-  AddHolder(kA, Mode::kShared, "bob");
-  EXPECT_EQ(CycleOf(ann), Texts{});
-  EnterHeld("bob", kB, "ann");
-  EXPECT_EQ(CycleOf(ann), (Texts{"ann waits for 0:a", "bob waits for 0:b"}));
-}
-
-TEST_F(WaitQueueTest, CycleOverAnyLockOfASet) {
-  Enter("bob", {kA, kB, kC}, Exclusive());
-  SetHolder(kB, "ann");
-  EXPECT_EQ(CycleOf("ann", kD, "bob"), (Texts{"ann waits for 0:d", "bob waits for 0:b"}));
-  EXPECT_EQ(CycleOf("ann", Locks{kOtherA, kC}, Exclusive()),
-            (Texts{"ann waits for 0:c", "bob waits for 0:b"}))
-      << "c is free, but bob comes first there";
-  EXPECT_EQ(CycleOf("cid", Locks{kOtherA, kC}, Exclusive()), Texts{});
-}
-
-TEST_F(WaitQueueTest, SetsWhoseLinesWereEnteredInDifferentOrders) {
-  // Both stand behind the other? No: who came first is first everywhere.
-  Waiter& ann = Enter("ann", {kA, kB}, Exclusive());
-  Waiter& bob = Enter("bob", {kB, kA}, Exclusive());
-  EXPECT_EQ(CycleOf(ann), Texts{});
-  EXPECT_EQ(CycleOf(bob), Texts{});
-}
-
-TEST_F(WaitQueueTest, IgnoredWaitsAreTakenForGone) {
-  // bob waits behind ann for c, and ann asks for what bob holds; then it will not want c any more.
-  Waiter& older = Enter("ann", {kA, kC}, Exclusive());
-  Enter("bob", kC);
-  Waiter& newer = Enter("ann", {kA, kB}, Exclusive());
-  SetHolder(kB, "bob");
-  EXPECT_EQ(CycleOf(newer), (Texts{"ann waits for 0:b", "bob waits for 0:c"}));
-  EXPECT_EQ(CycleOf(newer, {&older}), Texts{});
-  EXPECT_EQ(CycleOf(newer).size(), 2U) << "looking changes nothing";
-}
-
-TEST_F(WaitQueueTest, OnesOwnOlderWaitInTheSameLine) {
-  // bob stands between ann's older wait for a and its newer one.
-  Waiter& older = EnterHeld("ann", kA, "stranger");
-  Enter("bob", kA);
-  Waiter& newer = Enter("ann", {kA, kB}, Exclusive());
-  SetHolder(kB, "bob");
-  EXPECT_EQ(CycleOf(newer, {&older}), Texts{});
-  EnterHeld("bob", kD, "ann");
-  EXPECT_EQ(CycleOf(newer, {&older}), (Texts{"ann waits for 0:a", "bob waits for 0:d"}));
-}
-
-TEST_F(WaitQueueTest, IgnoredWaitsInTheMiddleOfAWay) {
-  // cid waits for bob by two calls; one of them will be gone.
-  EnterHeld("bob", kA, "ann");
-  Waiter& one = Enter("cid", {kB, kC}, Exclusive());
-  SetHolder(kB, "bob");
-  Waiter& asks = EnterHeld("ann", kD, "cid");
-  EXPECT_EQ(CycleOf(asks).size(), 3U);
-  EXPECT_EQ(CycleOf(asks, {&one}), Texts{});
-  EnterHeld("cid", kOtherA, "bob");
-  EXPECT_EQ(CycleOf(asks, {&one}),
-            (Texts{"ann waits for 0:d", "cid waits for 1:a", "bob waits for 0:a"}));
-}
-
-// --- Deadlocks among limits -------------------------------------------------------------------
-
-// ann holds x. Of the holders of the limited lock a, those in `stuck` wait for x.
-class LimitCycleTest : public WaitQueueTest {
- protected:
-  void Holders(const Texts& stuck, const Texts& others) {
-    Enter("nobody", kA, Limit(100));  // keeps the line
-    for (const std::string& owner : stuck) {
-      EnterHeld(owner, kB, "ann");
-      AddHolder(kA, Mode::kLimit, owner);
+  void Step() {
+    switch (Pick(24)) {
+      case 0:
+      case 1:
+      case 2:
+      case 3:
+      case 4:
+      case 5:
+      case 6:
+      case 7:
+        Ask();
+        break;
+      case 8:
+      case 9:
+      case 10:
+        Release();
+        break;
+      case 11:
+        Touch();
+        break;
+      case 12:
+        TouchKey();
+        break;
+      case 13:
+      case 14:
+        now_ += Millis{Pick(4)};
+        break;
+      case 15:
+      case 16:
+        if (!calls_.empty()) Leave(AnyCall(), Left::kGone);
+        break;
+      case 17:
+        if (Pick(8) == 0) SetGrace(Grace::kOn);
+        if (Pick(2) == 0) SetGrace(Grace::kOver);
+        break;
+      case 18:
+        WakeSomething();
+        break;
+      case 19:
+      case 20:
+        Work(Pick(4));
+        break;
+      default:
+        Work(1'000);
+        CheckThatWorkIsDone();
     }
-    for (const std::string& owner : others) AddHolder(kA, Mode::kLimit, owner);
+    Check();
   }
-  // What ann finds when it asks for a.
-  Texts CycleWith(uint32_t limit) { return CycleOf("ann", Locks{kA}, Limit(limit)); }
 
-  const Texts over_bob_{"ann waits for 0:a", "bob waits for 0:b"};
+  int granted() const { return granted_; }
+  int taken_over() const { return taken_over_; }
+  int upgrades() const { return upgrades_; }
+
+ private:
+  static constexpr std::array<LockName, 4> kNames = {kA, kB, kC, kOtherA};
+  static constexpr int kOwners = 6;
+
+  // Where a waiter stands: by arrival, an upgrade just before the waiter that it was put before.
+  struct Rank {
+    uint64_t arrival = 0;
+    int64_t before = 0;
+    friend constexpr auto operator<=>(const Rank&, const Rank&) = default;
+  };
+
+  struct Call {
+    Call(const AcquireRequest& request, const std::vector<size_t>& of)
+        : waiter(request, kTickNow, kLateTick), owner(request.owner.bytes), locks(of) {}
+
+    Waiter waiter;
+    std::string owner;
+    std::vector<size_t> locks;
+    Rank rank;
+  };
+
+  struct State {
+    std::unique_ptr<Lock> lock;
+    std::optional<std::pair<std::string, Instant>> plain;
+    std::vector<Call*> line;
+
+    Place place() const {
+      Place place;
+      place.lock = lock.get();
+      if (plain.has_value()) place.plain = PlainLock{plain->first, plain->second};
+      return place;
+    }
+  };
+
+  int Pick(int below) { return static_cast<int>(random_() % static_cast<unsigned>(below)); }
+  size_t PickLock() { return static_cast<size_t>(Pick(kNames.size())); }
+  std::string PickOwner() { return std::string(1, static_cast<char>('p' + Pick(kOwners))); }
+  Call& AnyCall() { return *std::next(calls_.begin(), Pick(static_cast<int>(calls_.size()))); }
+
+  static Locks NamesOf(const std::vector<size_t>& locks) {
+    Locks names;
+    for (const size_t lock : locks) names.push_back(kNames.at(lock));
+    return names;
+  }
+
+  // --- The naive side ---
+
+  // Those ahead of `call`, or of a newcomer if that is null.
+  Crowd Ahead(size_t lock, const Call* call, bool upgrade = false) const {
+    Crowd crowd;
+    for (const Call* other : locks_.at(lock).line) {
+      const AcquireRequest& request = other->waiter.request();
+      if (other == call || (upgrade && request.mode != Mode::kShared)) break;
+      crowd.Add(request.mode, request.limit);
+    }
+    return crowd;
+  }
+
+  Outcome Decided(const std::vector<Site>& sites, const AcquireRequest& request) const {
+    return Decide(sites, request, FineInstant(now_), clock_, grace_).outcome;
+  }
+
+  static bool IsGrant(Outcome outcome) { return Admission{outcome, {}}.granted(); }
+  static bool IsBusy(Outcome outcome) { return Admission{outcome, {}}.busy(); }
+
+  Outcome NaiveOutcome(const Call& call) const {
+    std::vector<Site> sites;
+    for (const size_t lock : call.locks) {
+      sites.push_back({locks_.at(lock).place(), Ahead(lock, &call)});
+    }
+    return Decided(sites, call.waiter.request());
+  }
+
+  // Whether the owner has come to hold one of the locks in another way: then it is answered when
+  // its turn comes, and not at once.
+  bool HoldsAlready(const Call& call) const {
+    const Owner owner{call.owner};
+    return std::any_of(call.locks.begin(), call.locks.end(), [&](size_t index) {
+      const Place place = locks_.at(index).place();
+      if (place.plain.has_value()) return place.plain->value == call.owner;
+      if (place.lock == nullptr) return false;
+      const auto hold = place.lock->Find(owner);
+      return hold.has_value() && hold->LiveAt(now_) &&
+             !(call.locks.size() == 1 && IsUpgrade(place, call.waiter.request(), now_));
+    });
+  }
+
+  bool CouldBeGranted(const Call& call) const {
+    return !HoldsAlready(call) && IsGrant(NaiveOutcome(call));
+  }
+
+  // --- What the server does ---
+
+  void Store(size_t index, const Held& held) {
+    State& state = locks_.at(index);
+    const bool other_mode =
+        state.plain.has_value() || (state.lock != nullptr && state.lock->mode() != held.mode);
+    state.plain.reset();
+    if (Lock* stored = Apply(state.lock.get(), held); stored != state.lock.get()) {
+      state.lock.reset(stored);
+    }
+    clock_.Observe(held.hold.token);
+    queue_.NoteEnd(kNames.at(index), held.hold.closes());
+    if (other_mode) queue_.Wake(kNames.at(index));
+  }
+
+  template <typename Fact>
+  void TakeOut(size_t index, const Fact& fact) {
+    State& state = locks_.at(index);
+    if (EndsHold(*state.lock, fact)) queue_.Wake(kNames.at(index));
+    if (Lock* left = Apply(state.lock.get(), fact); left != state.lock.get()) {
+      state.lock.reset(left);
+    }
+  }
+
+  void RemoveOverdue(size_t index) {
+    std::vector<std::string> owners;
+    for (const Ended& ended : Overdue(locks_.at(index).place(), now_)) {
+      owners.emplace_back(ended.owner.bytes);
+    }
+    for (const std::string& owner : owners) TakeOut(index, Ended{Owner{owner}});
+  }
+
+  void Grant(const std::vector<size_t>& locks, const AcquireRequest& request, Token token) {
+    for (const size_t index : locks) {
+      const Held held = HeldBy(locks_.at(index).place(), request, token, now_);
+      if (Joins(locks_.at(index).lock.get(), held.mode)) RemoveOverdue(index);
+      Store(index, held);
+    }
+  }
+
+  void BlockCall(Call& call, const std::vector<Site>& sites) {
+    for (size_t i = 0; i < sites.size(); ++i) {
+      if (!IsBlocked(sites[i], call.waiter.request(), now_)) continue;
+      queue_.Block(call.waiter, i, NextEnd(sites[i].place, now_));
+      return;
+    }
+    EXPECT_EQ(grace_, Grace::kOn) << "somebody waits whom nothing blocks";
+    held_back_ = true;
+    queue_.Suspend(call.waiter);
+  }
+
+  void Ask() {
+    std::string owner = PickOwner();
+    std::vector<size_t> locks;
+    for (int i = Pick(5) < 3 ? 1 : 1 + Pick(3); i > 0; --i) {
+      const size_t lock = PickLock();
+      if (std::find(locks.begin(), locks.end(), lock) == locks.end()) locks.push_back(lock);
+    }
+    AcquireRequest request{.owner = Owner{owner}, .lease = Millis{1 + Pick(12)}};
+    request.mode = static_cast<Mode>(Pick(3));
+    if (request.mode == Mode::kLimit) request.limit = static_cast<uint32_t>(1 + Pick(3));
+    if (Pick(4) == 0) request.linger = Millis{Pick(4)};
+    const Lock* lock = locks_.at(locks.front()).lock.get();
+    if (lock != nullptr && lock->mode() == Mode::kShared && Pick(2) == 0) {  // an upgrade
+      const size_t holder = static_cast<size_t>(Pick(static_cast<int>(lock->size())));
+      owner = lock->at(Lock::Order::kByOwner, holder).owner.bytes;
+      locks.resize(1);
+      request.owner = Owner{owner};
+      request.mode = Mode::kExclusive;
+    }
+
+    std::vector<Site> sites;
+    std::vector<Site> naive;
+    bool put_off = false;
+    for (const size_t index : locks) {
+      const Place place = locks_.at(index).place();
+      const bool upgrade = IsUpgrade(place, request, now_);
+      const WaitQueue::Line* line = queue_.Find(kNames.at(index));
+      sites.push_back({place, line == nullptr ? Crowd() : line->Ahead(upgrade, now_)});
+      naive.push_back({place, Ahead(index, nullptr, upgrade)});
+      put_off = put_off || (line != nullptr && line->Ahead(false, now_).IsMixed());
+    }
+    const Admission admission = Decide(sites, request, FineInstant(now_), clock_, grace_);
+    if (!put_off) {
+      EXPECT_EQ(admission.outcome, Decided(naive, request));
+    }
+    if (admission.granted()) {
+      if (admission.is_new()) CheckThatNobodyWasPassed(locks, request);
+      Grant(locks, request, admission.token);
+    } else if (admission.busy() && Pick(8) > 0) {
+      Park(locks, request, sites);
+    }
+  }
+
+  void Park(const std::vector<size_t>& locks, const AcquireRequest& request,
+            const std::vector<Site>& sites) {
+    const Locks names = NamesOf(locks);
+    const std::vector<Waiter*> olders = queue_.FindWaiters(names, request.owner);
+    Call& call = calls_.emplace_back(request, locks);
+    const bool withdraw = Pick(8) == 0;  // as one that would close a cycle
+    if (olders.size() == 1 && WaitQueue::WaitsFor(*olders.front(), names, request.mode)) {
+      ++taken_over_;
+      Call& older = CallOf(*olders.front());
+      queue_.TakeOver(call.waiter, older.waiter);
+      Replace(older, call);
+      if (!withdraw) {
+        Forget(older);
+        return;
+      }
+      queue_.TakeOver(older.waiter, call.waiter);
+      Replace(call, older);
+      Forget(call);
+      return;
+    }
+    const bool upgrade =
+        locks.size() == 1 && IsUpgrade(locks_.at(locks.front()).place(), request, now_);
+    upgrades_ += upgrade ? 1 : 0;
+    queue_.Enter(call.waiter, names, request.owner, upgrade);
+    Insert(call, upgrade);
+    BlockCall(call, sites);
+    if (withdraw) {
+      Leave(call, Left::kGone);
+      return;
+    }
+    for (Waiter* older : olders) Leave(CallOf(*older), Left::kGone);
+  }
+
+  void Insert(Call& call, bool upgrade) {
+    call.rank = {.arrival = ++arrivals_};
+    for (const size_t lock : call.locks) {
+      std::vector<Call*>& line = locks_.at(lock).line;
+      auto at = line.end();
+      if (upgrade) {
+        at = std::find_if(line.begin(), line.end(), [](const Call* other) {
+          return other->waiter.request().mode != Mode::kShared;
+        });
+        if (at != line.end()) call.rank = {(*at)->rank.arrival, (*at)->rank.before - 1};
+      }
+      line.insert(at, &call);
+    }
+  }
+
+  void Replace(Call& older, Call& newer) {
+    newer.rank = older.rank;
+    newer.locks = older.locks;
+    for (const size_t lock : older.locks) {
+      std::vector<Call*>& line = locks_.at(lock).line;
+      std::replace(line.begin(), line.end(), &older, &newer);
+    }
+  }
+
+  void Forget(const Call& call) {
+    calls_.remove_if([&call](const Call& each) { return &each == &call; });
+  }
+
+  void Leave(Call& call, Left why) {
+    queue_.Leave(call.waiter, why);
+    for (const size_t lock : call.locks) std::erase(locks_.at(lock).line, &call);
+    Forget(call);
+  }
+
+  void Release() {
+    const size_t index = PickLock();
+    const std::string owner = PickOwner();
+    State& state = locks_.at(index);
+    const Decision decision = Decide(state.place(), ReleaseRequest{.owner = Owner{owner}}, now_);
+    if (!decision.change.has_value()) return;
+    if (std::holds_alternative<PlainFreed>(*decision.change)) {
+      state.plain.reset();
+      queue_.WakeEvery(kNames.at(index).key);
+    } else if (std::holds_alternative<Ended>(*decision.change)) {
+      TakeOut(index, Ended{Owner{owner}});
+    } else {
+      TakeOut(index, Released{Owner{owner}});
+    }
+  }
+
+  void Touch() {
+    const size_t index = PickLock();
+    const std::string owner = PickOwner();
+    State& state = locks_.at(index);
+    const TouchRequest request{.owner = Owner{owner}, .lease = Millis{Pick(15)}};
+    const Decision decision = Decide(state.place(), request, now_);
+    if (!decision.change.has_value()) return;
+    if (const auto* held = std::get_if<Held>(&*decision.change)) {
+      Store(index, *held);
+    } else {
+      state.plain->second = now_ + request.lease;
+      queue_.WakeEvery(kNames.at(index).key);
+    }
+  }
+
+  // As SET and DEL do.
+  void TouchKey() {
+    const size_t index = PickLock();
+    State& state = locks_.at(index);
+    state.lock.reset();
+    state.plain.reset();
+    if (Pick(2) == 0) {
+      const bool ends = Pick(3) > 0;
+      state.plain = std::pair(PickOwner(), ends ? now_ + Millis{1 + Pick(12)} : kMaxInstant);
+    }
+    queue_.WakeEvery(kNames.at(index).key);
+  }
+
+  void WakeSomething() {
+    switch (Pick(4)) {
+      case 0:
+        queue_.WakeEvery(kNames.at(PickLock()).key);
+        break;
+      case 1:
+        queue_.WakeAll(Pick(2));
+        break;
+      default:
+        queue_.Wake(kNames.at(PickLock()));
+    }
+  }
+
+  void SetGrace(Grace grace) {
+    grace_ = grace;
+    if (grace == Grace::kOn || !std::exchange(held_back_, false)) return;
+    queue_.WakeAll(std::nullopt);
+  }
+
+  void Work(int budget) {
+    for (; budget > 0; --budget) {
+      Waiter* waiter = queue_.NextToTry(now_);
+      if (waiter == nullptr) return;
+      Try(CallOf(*waiter));
+    }
+  }
+
+  Site SiteOf(const Call& call, size_t index) const {
+    return {locks_.at(call.locks[index]).place(), call.waiter.AheadOf(index)};
+  }
+
+  void Try(Call& call) {
+    if (call.locks.size() > 1 && call.waiter.blocked_at().has_value()) {
+      const size_t index = *call.waiter.blocked_at();
+      RemoveOverdue(call.locks[index]);
+      const Site site = SiteOf(call, index);
+      if (IsBlocked(site, call.waiter.request(), now_)) {
+        queue_.Block(call.waiter, index, NextEnd(site.place, now_));
+        return;
+      }
+    }
+    for (const size_t lock : call.locks) RemoveOverdue(lock);
+    std::vector<Site> sites;
+    for (size_t i = 0; i < call.locks.size(); ++i) sites.push_back(SiteOf(call, i));
+    const AcquireRequest& request = call.waiter.request();
+    const Admission admission = Decide(sites, request, FineInstant(now_), clock_, grace_);
+    EXPECT_EQ(admission.outcome, NaiveOutcome(call));
+    if (admission.busy()) {
+      BlockCall(call, sites);
+      return;
+    }
+    if (!admission.granted()) {
+      Leave(call, Left::kGone);
+      return;
+    }
+    ++granted_;
+    for (const Call& other : calls_) {
+      if (HoldsAlready(call) || !(other.rank < call.rank)) continue;
+      EXPECT_FALSE(CouldBeGranted(other)) << call.owner << " is served before " << other.owner;
+    }
+    Grant(call.locks, request, admission.token);
+    const bool alone = request.mode == Mode::kExclusive;
+    Leave(call, alone ? Left::kHoldsAlone : Left::kGone);
+  }
+
+  Call& CallOf(const Waiter& waiter) {
+    return *std::find_if(calls_.begin(), calls_.end(),
+                         [&waiter](const Call& call) { return &call.waiter == &waiter; });
+  }
+
+  // --- Checks ---
+
+  // A newcomer got locks that others, who want them and nothing else, were entitled to.
+  void CheckThatNobodyWasPassed(const std::vector<size_t>& locks, const AcquireRequest& request) {
+    for (const size_t lock : locks) {
+      const bool upgrade = IsUpgrade(locks_.at(lock).place(), request, now_);
+      for (const Call* call : locks_.at(lock).line) {
+        if (call->locks.size() > 1 || upgrade) continue;
+        EXPECT_FALSE(CouldBeGranted(*call)) << request.owner.bytes << " passes " << call->owner;
+      }
+    }
+  }
+
+  void Check() {
+    EXPECT_EQ(queue_.size(), calls_.size());
+    for (size_t lock = 0; lock < locks_.size(); ++lock) {
+      const WaitQueue::Line* line = queue_.Find(kNames.at(lock));
+      const WaitQueue::Place* place = line == nullptr ? nullptr : line->first();
+      for (const Call* call : locks_.at(lock).line) {
+        ASSERT_NE(place, nullptr);
+        EXPECT_EQ(&place->waiter(), &call->waiter);
+        place = place->behind();
+      }
+      EXPECT_EQ(place, nullptr);
+    }
+    const bool idle = queue_.NextDue() > now_;
+    for (const Call& call : calls_) {
+      for (size_t i = 0; i < call.locks.size(); ++i) {
+        const Place place = locks_.at(call.locks[i]).place();
+        const Site naive{place, Ahead(call.locks[i], &call)};
+        EXPECT_EQ(IsBlocked({place, call.waiter.AheadOf(i)}, call.waiter.request(), now_),
+                  IsBlocked(naive, call.waiter.request(), now_));
+      }
+      if (!idle || grace_ == Grace::kOn || HoldsAlready(call)) continue;
+      EXPECT_TRUE(IsBusy(NaiveOutcome(call))) << call.owner << " sleeps";
+      // Whoever is to be tried when any of its lines wakes sleeps in all of them.
+      for (size_t i = 0; i < call.locks.size(); ++i) {
+        if (call.waiter.blocked_at().value_or(i) != i) continue;
+        const Site site{locks_.at(call.locks[i]).place(), Ahead(call.locks[i], &call)};
+        EXPECT_TRUE(IsBlocked(site, call.waiter.request(), now_))
+            << call.owner << " is known to be blocked by the wrong lock";
+      }
+    }
+  }
+
+  // Nothing is left to do; and if a lock wakes, the first of those that it blocks is tried.
+  void CheckThatWorkIsDone() {
+    ASSERT_EQ(queue_.NextToTry(now_), nullptr);
+    EXPECT_GT(queue_.NextDue(), now_);
+    const size_t lock = PickLock();
+    const std::vector<Call*>& line = locks_.at(lock).line;
+    const auto first = std::find_if(line.begin(), line.end(), [lock](const Call* call) {
+      const auto at = call->waiter.blocked_at();
+      return !at.has_value() || call->locks[*at] == lock;
+    });
+    queue_.Wake(kNames.at(lock));
+    EXPECT_EQ(queue_.NextToTry(now_), first == line.end() ? nullptr : &(*first)->waiter);
+  }
+
+  std::mt19937 random_;
+  Instant now_ = kNow;
+  Grace grace_ = Grace::kOver;
+  bool held_back_ = false;  // somebody waits for the end of the grace
+  TokenClock clock_;
+  std::list<Call> calls_;
+  std::array<State, kNames.size()> locks_;
+  uint64_t arrivals_ = 0;
+  int granted_ = 0;
+  int taken_over_ = 0;
+  int upgrades_ = 0;
+  WaitQueue queue_;
 };
 
-TEST_F(LimitCycleTest, OneOfTwoHoldersCanMakeRoom) {
-  Holders({"bob"}, {"cid"});
-  EXPECT_EQ(CycleWith(2), Texts{}) << "cid can make room";
-  EXPECT_EQ(CycleWith(1), over_bob_) << "with a limit of one bob must go";
-}
-
-TEST_F(LimitCycleTest, NobodyElseCanMakeRoom) {
-  Holders({"bob", "cid"}, {});
-  EXPECT_EQ(CycleWith(2), over_bob_);
-  EXPECT_EQ(CycleWith(3), Texts{});
-}
-
-TEST_F(LimitCycleTest, TooFewOthersCanMakeRoom) {
-  Holders({"bob", "cid", "dan"}, {"eve", "fay"});
-  EXPECT_EQ(CycleWith(4), Texts{});
-  EXPECT_EQ(CycleWith(3), over_bob_);
-}
-
-TEST_F(LimitCycleTest, HoldThatIsOverMakesRoom) {
-  Holders({"bob", "cid"}, {});
-  EXPECT_EQ(CycleWith(2), over_bob_);
-  AddHolder(kA, Mode::kLimit, "cid", At(999));
-  EXPECT_EQ(CycleWith(2), Texts{});
-  AddHolder(kA, Mode::kLimit, "cid", kNow);
-  EXPECT_EQ(CycleWith(2), over_bob_);
-}
-
-// A long line before a semaphore, in which one also wants what ann holds. A search that looks at
-// everybody ahead of everybody, again and again, would take minutes.
-TEST_F(LimitCycleTest, LongLines) {
-  constexpr int kWaiters = 5'000;
-  for (const uint32_t limit : {1U, 5U}) {
-    std::deque<std::string> owners;
-    for (int i = 0; i < kWaiters; ++i) {
-      owners.push_back(std::to_string(limit) + " waiter " + std::to_string(i));
-      Enter(owners.back(), kA, Limit(limit));
+TEST(WaitQueueHistoryTest, NobodyWhoCouldBeGrantedIsLeftAsleep) {
+  int granted = 0;
+  int taken_over = 0;
+  int upgrades = 0;
+  for (unsigned seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(seed);
+    QueueHistory history(seed);
+    for (int step = 0; step < 1'500; ++step) {
+      SCOPED_TRACE(step);
+      history.Step();
+      if (testing::Test::HasFailure()) return;
     }
-    AddHolder(kA, Mode::kLimit, "holder");
-    Enter("both", {kA, kB}, Limit(limit));
-    AddHolder(kB, Mode::kLimit, "ann");
-    const bool blocked = limit == 1;  // else others make room for both of them
-    EXPECT_EQ(CycleWith(limit),
-              blocked ? (Texts{"ann waits for 0:a", "both waits for 0:b"}) : Texts{});
-    TearDown();
+    granted += history.granted();
+    taken_over += history.taken_over();
+    upgrades += history.upgrades();
   }
-}
-
-TEST_F(LimitCycleTest, HoldersOfAnotherKindMustAllGo) {
-  Enter("nobody", kA);
-  EnterHeld("bob", kB, "ann");
-  AddHolder(kA, Mode::kShared, "bob");
-  AddHolder(kA, Mode::kShared, "cid");
-  EXPECT_EQ(CycleWith(100), over_bob_);
-}
-
-TEST_F(LimitCycleTest, StuckOverAnotherLimit) {
-  // bob and cid hold a. cid waits for c, of which dan and eve hold two; eve waits for ann.
-  Enter("nobody", kA, Limit(100));
-  AddHolder(kA, Mode::kLimit, "bob");
-  AddHolder(kA, Mode::kLimit, "cid");
-  EnterHeld("bob", kB, "ann");
-  Waiter& cid = Enter("cid", kC, Limit(2));
-  AddHolder(kC, Mode::kLimit, "dan");
-  AddHolder(kC, Mode::kLimit, "eve");
-  EnterHeld("eve", kD, "ann");
-  EXPECT_EQ(CycleWith(2), Texts{}) << "dan lets cid in, and cid makes room";
-  EXPECT_EQ(CycleWith(1), over_bob_);
-  queue_.Leave(cid);
-  Enter("cid", kC, Limit(1));
-  AddHolder(kC, Mode::kLimit, "dan");
-  AddHolder(kC, Mode::kLimit, "eve");
-  EXPECT_EQ(CycleWith(2), over_bob_) << "cid needs c for itself";
-}
-
-TEST_F(LimitCycleTest, StoneInTheCycleBesideAWayOut) {
-  // The way over the limited lock is open, the one over d is not.
-  Holders({"bob"}, {"cid"});
-  EnterHeld("dan", kOtherA, "ann");
-  Enter("somebody", kD);
-  SetHolder(kD, "dan");
-  EXPECT_EQ(CycleOf("ann", Locks{kA, kD}, Limit(2)),
-            (Texts{"ann waits for 0:d", "dan waits for 1:a"}));
-}
-
-TEST_F(LimitCycleTest, WaitersAheadTakeRoomToo) {
-  // Nobody holds a; bob and cid, who wait for ann, stand first there (and elsewhere for more).
-  EnterHeld("bob", kB, "ann");
-  Enter("cid", kB);
-  Enter("bob", {kA, kC}, Limit(5));
-  EXPECT_EQ(CycleWith(2), Texts{}) << "there is room for both";
-  EXPECT_EQ(CycleWith(1), over_bob_);
-  Enter("cid", {kA, kC}, Limit(3));
-  EXPECT_EQ(CycleWith(3), Texts{});
-  EXPECT_EQ(CycleWith(2), (Texts{"ann waits for 0:a", "cid waits for 0:b"}));
-}
-
-TEST_F(LimitCycleTest, SmallestLimitOfThoseAheadCounts) {
-  EnterHeld("bob", kB, "ann");
-  Enter("bob", {kA, kC}, Limit(1));
-  EXPECT_EQ(CycleWith(9), over_bob_) << "bob wants to be alone, and comes first";
-}
-
-TEST_F(LimitCycleTest, LimitOfOneWhoCanMoveDoesNotCount) {
-  // dan, who wants to be alone, is ahead; but dan waits for nobody in the cycle.
-  Enter("dan", {kA, kD}, Limit(1));
-  SetHolder(kD, "stranger");
-  EnterHeld("bob", kB, "ann");
-  AddHolder(kA, Mode::kLimit, "bob");
-  Waiter& ann = Enter("ann", kA, Limit(9));
-  EXPECT_EQ(CycleOf(ann), over_bob_) << "dan never gets a while bob holds it";
-  queue_.Leave(ann);
-  queue_.Leave(*FindWaiter(kA, "dan"));
-  Enter("dan", {kA, kD}, Limit(2));
-  AddHolder(kA, Mode::kLimit, "bob");
-  AddHolder(kA, Mode::kLimit, "cid");
-  EXPECT_EQ(CycleWith(9), Texts{}) << "cid can make room for dan, and then for ann";
-}
-
-// --- Several places of one waiter -------------------------------------------------------------
-
-TEST_F(WaitQueueTest, WaiterStandsInTheLineOfEachLock) {
-  Enter("ann", kB);
-  Waiter& set = Enter("bob", {kC, kA, kB}, Exclusive());
-  Enter("cid", kA);
-  EXPECT_EQ(LineOf(kA), (Texts{"bob", "cid"}));
-  EXPECT_EQ(LineOf(kB), (Texts{"ann", "bob"}));
-  EXPECT_EQ(LineOf(kC), (Texts{"bob"}));
-  EXPECT_EQ(queue_.size(), 3U) << "calls, not places";
-  ASSERT_EQ(set.size(), 3U);
-  EXPECT_TRUE(set.lock(0) == kC) << "in the order in which they were named";
-  EXPECT_TRUE(set.lock(1) == kA);
-  EXPECT_TRUE(set.lock(2) == kB);
-  TakeWoken(kNow);
-
-  queue_.Leave(set);
-  EXPECT_FALSE(set.in_line());
-  EXPECT_EQ(LineOf(kA), (Texts{"cid"}));
-  EXPECT_EQ(LineOf(kB), (Texts{"ann"}));
-  EXPECT_EQ(queue_.Find(kC), nullptr);
-  EXPECT_EQ(TakeWoken(kNow), (Texts{"0:a", "0:b"})) << "all lines that are left";
-}
-
-TEST_F(WaitQueueTest, TakeOverOfSeveralPlaces) {
-  Enter("zoe", kA);
-  Waiter& older = Enter("ann", {kA, kB}, Limit(2));
-  Enter("bob", kA);
-  Enter("bob", kB);
-  TakeWoken(kNow);
-  Waiter& newer = NewCall(Limit(7), TickAt(5'000));
-  queue_.TakeOver(newer, older);
-  EXPECT_FALSE(older.in_line());
-  EXPECT_EQ(newer.size(), 2U);
-  EXPECT_EQ(newer.request().limit, 7U);
-  EXPECT_EQ(newer.request().owner.bytes, "ann");
-  EXPECT_EQ(LineOf(kA), (Texts{"zoe", "ann", "bob"}));
-  EXPECT_EQ(LineOf(kB), (Texts{"ann", "bob"}));
-  EXPECT_EQ(&queue_.Find(kB)->first()->waiter(), &newer);
-  EXPECT_EQ(TakeWoken(kNow), (Texts{"0:a", "0:b"}));
-  EXPECT_EQ(queue_.FirstTimedOut(TickAt(5'000)), &newer);
-  queue_.Leave(newer);
-  EXPECT_EQ(LineOf(kA), (Texts{"zoe", "bob"}));
-  EXPECT_EQ(LineOf(kB), (Texts{"bob"}));
-}
-
-TEST_F(WaitQueueTest, FindsAllWaitsThatOverlap) {
-  Waiter& ab = Enter("ann", {kA, kB}, Exclusive());
-  Waiter& c = Enter("ann", kC);
-  Enter("ann", kOtherA);
-  Enter("bob", {kA, kC}, Exclusive());
-  const auto find = [this](const Locks& locks) {
-    std::vector<Waiter*> found = queue_.FindWaiters(locks, Owner{"ann"});
-    std::sort(found.begin(), found.end());
-    return found;
-  };
-  std::vector<Waiter*> both = {&ab, &c};
-  std::sort(both.begin(), both.end());
-  EXPECT_EQ(find({kB}), (std::vector<Waiter*>{&ab}));
-  EXPECT_EQ(find({kB, kA}), (std::vector<Waiter*>{&ab})) << "once";
-  EXPECT_EQ(find({kD, kC, kA}), both);
-  EXPECT_EQ(find({kD}), std::vector<Waiter*>{});
-}
-
-TEST_F(WaitQueueTest, SameLocksInWhateverOrder) {
-  const Waiter& set = Enter("ann", {kA, kB, kC}, Shared());
-  EXPECT_TRUE(WaitQueue::WaitsFor(set, Locks{kA, kB, kC}, Mode::kShared));
-  EXPECT_TRUE(WaitQueue::WaitsFor(set, Locks{kC, kA, kB}, Mode::kShared));
-  EXPECT_FALSE(WaitQueue::WaitsFor(set, Locks{kA, kB, kC}, Mode::kExclusive));
-  EXPECT_FALSE(WaitQueue::WaitsFor(set, Locks{kA, kB}, Mode::kShared));
-  EXPECT_FALSE(WaitQueue::WaitsFor(set, Locks{kA, kB, kD}, Mode::kShared));
-  EXPECT_FALSE(WaitQueue::WaitsFor(set, Locks{kA, kB, kC, kD}, Mode::kShared));
-  EXPECT_FALSE(WaitQueue::WaitsFor(set, Locks{kOtherA, kB, kC}, Mode::kShared));
-}
-
-TEST_F(WaitQueueTest, MayBeWaitedFor) {
-  const auto may = [this](std::string_view owner) { return queue_.MayBeWaitedFor(Owner{owner}); };
-  SetHolder(kA, "bob");
-  EXPECT_FALSE(may("bob")) << "there is no line";
-  Waiter& ann = EnterHeld("ann", kA, "bob", At(2'000));
-  EXPECT_TRUE(may("ann"));
-  EXPECT_TRUE(may("bob"));
-  EXPECT_FALSE(may("cid"));
-  Enter("dan", kB);
-  queue_.FirstWoken(At(2'001));
-  EXPECT_FALSE(may("bob")) << "its hold is over";
-  queue_.Leave(ann);
-  EXPECT_FALSE(may("ann"));
-}
-
-// --- Those ahead ------------------------------------------------------------------------------
-
-TEST_F(WaitQueueTest, CrowdAheadOfANewcomer) {
-  Enter("ann", {kA, kB}, Limit(7));
-  Enter("bob", kA, Limit(4));
-  Crowd crowd = queue_.Find(kA)->Ahead(/*upgrade=*/false);
-  EXPECT_EQ(crowd.size, 2U);
-  EXPECT_TRUE(crowd.all_limit);
-  EXPECT_FALSE(crowd.all_shared);
-  EXPECT_EQ(crowd.least_limit, 4U);
-  crowd = queue_.Find(kB)->Ahead(false);
-  EXPECT_EQ(crowd.size, 1U);
-  EXPECT_EQ(crowd.least_limit, 7U);
-
-  Enter("cid", kC, Shared());
-  Enter("dan", kC, Shared());
-  crowd = queue_.Find(kC)->Ahead(false);
-  EXPECT_EQ(crowd.size, 2U);
-  EXPECT_TRUE(crowd.all_shared);
-  EXPECT_FALSE(crowd.all_limit);
-  Enter("eve", kC);
-  crowd = queue_.Find(kC)->Ahead(false);
-  EXPECT_FALSE(crowd.all_shared);
-  EXPECT_TRUE(crowd.IsMixed());
-}
-
-TEST_F(WaitQueueTest, CrowdAheadOfAnUpgradeIsThoseItDoesNotBlock) {
-  Enter("ann", {kA, kB}, Shared());
-  Enter("bob", kA);
-  Enter("cid", kA, Shared());
-  Crowd crowd = queue_.Find(kA)->Ahead(/*upgrade=*/true);
-  EXPECT_EQ(crowd.size, 1U);
-  EXPECT_TRUE(crowd.all_shared);
-  Enter("dan", kC);
-  crowd = queue_.Find(kC)->Ahead(true);
-  EXPECT_EQ(crowd.size, 0U);
-}
-
-TEST_F(WaitQueueTest, CrowdAheadOfEachPlace) {
-  Enter("ann", kA, Shared());
-  Waiter& set = Enter("bob", {kB, kA}, Shared());
-  Enter("cid", kA);
-  Waiter& last = Enter("dan", {kA, kB}, Limit(3));
-  EXPECT_EQ(set.AheadOf(0).size, 0U);
-  EXPECT_EQ(set.AheadOf(1).size, 1U);
-  EXPECT_TRUE(set.AheadOf(1).all_shared);
-  EXPECT_TRUE(last.AheadOf(0).IsMixed());
-  EXPECT_EQ(last.AheadOf(1).size, 1U);
-  EXPECT_TRUE(last.AheadOf(1).all_shared) << "it does not count itself";
-  queue_.Leave(set);
-  EXPECT_EQ(last.AheadOf(1).size, 0U);
-}
-
-TEST_F(WaitQueueTest, UpgradeStandsBeforeAllWhomItBlocks) {
-  EnterUpgrade("ann", kA);  // also where nobody stands
-  EXPECT_EQ(LineOf(kA), (Texts{"ann"}));
-  Enter("bob", {kB, kC}, Shared());
-  Enter("cid", {kB, kC}, Shared());
-  Enter("dan", kB, Limit(2));
-  Enter("eve", kB, Shared());
-  EnterUpgrade("fay", kB);
-  EXPECT_EQ(LineOf(kB), (Texts{"bob", "cid", "fay", "dan", "eve"}));
-  EnterUpgrade("gus", kC);
-  EXPECT_EQ(LineOf(kC), (Texts{"bob", "cid", "gus"})) << "readers are not blocked";
-}
-
-TEST_F(WaitQueueTest, UpgradeStandsBeforeOneThatLostItsHold) {
-  // ann's shared hold ended while it waited for an exclusive one: now it is like any other.
-  EnterUpgrade("ann", kA);
-  Enter("cid", kA);
-  EnterUpgrade("bob", kA);
-  EXPECT_EQ(LineOf(kA), (Texts{"bob", "ann", "cid"}));
-}
-
-// --- Several holders --------------------------------------------------------------------------
-
-TEST_F(WaitQueueTest, EachHolderIsRememberedAlone) {
-  Enter("ann", kA);
-  AddHolder(kA, Mode::kShared, "bob", At(2'000));
-  AddHolder(kA, Mode::kShared, "cid", At(3'000));
-  AddHolder(kA, Mode::kShared, "dan", At(4'000));
-  EXPECT_EQ(TakeWoken(At(2'000)), Texts{});
-  EXPECT_EQ(NextDue(), 2'001);
-  EXPECT_EQ(TakeWoken(At(2'001)), (Texts{"0:a"}));
-  EXPECT_EQ(NextDue(), 3'001);
-  queue_.RemoveHolder(kA, Owner{"cid"});
-  EXPECT_EQ(NextDue(), kDueAtOnce);
-  EXPECT_EQ(TakeWoken(At(2'001)), (Texts{"0:a"}));
-  EXPECT_EQ(NextDue(), 4'001);
-  EXPECT_EQ(CycleOf("dan", kB, "ann").size(), 2U);
-  EXPECT_EQ(CycleOf("cid", kB, "ann"), Texts{});
-  ClearHolder(kA);
-  EXPECT_EQ(TakeWoken(At(2'001)), (Texts{"0:a"}));
-  EXPECT_EQ(NextDue(), Ms(kLate));
-}
-
-TEST_F(WaitQueueTest, RenewalAmongSeveralHolders) {
-  Enter("ann", kA);
-  AddHolder(kA, Mode::kLimit, "bob", At(2'000));
-  AddHolder(kA, Mode::kLimit, "cid", At(3'000));
-  AddHolder(kA, Mode::kLimit, "bob", At(5'000));
-  EXPECT_EQ(NextDue(), 3'001) << "bob's old end is forgotten, and nobody woke";
-  EXPECT_EQ(TakeWoken(At(3'001)), (Texts{"0:a"}));
-  EXPECT_EQ(NextDue(), 5'001);
-}
-
-TEST_F(WaitQueueTest, HolderAloneTakesThePlaceOfAllOthers) {
-  Enter("ann", kA);
-  for (const char* owner : {"bob", "cid", "dan"}) AddHolder(kA, Mode::kShared, owner, At(2'000));
-  queue_.SetHolder(kA, Mode::kExclusive, Owner{"cid"}, At(3'000), Company::kAlone);
-  TakeWoken(kNow);
-  EXPECT_EQ(NextDue(), 3'001);
-  EXPECT_EQ(CycleOf("bob", kB, "ann"), Texts{});
-  EXPECT_EQ(CycleOf("dan", kB, "ann"), Texts{});
-  EXPECT_EQ(CycleOf("cid", kB, "ann").size(), 2U);
-}
-
-TEST_F(WaitQueueTest, AnotherModeWakesTheLine) {
-  Enter("ann", kA, Shared());
-  SetHolder(kA, "bob");
-  EXPECT_EQ(TakeWoken(kNow), Texts{}) << "the first holder of a line is no change";
-  SetHolder(kA, "bob", At(3'000));
-  EXPECT_EQ(TakeWoken(kNow), Texts{});
-  queue_.SetHolder(kA, Mode::kShared, Owner{"bob"}, At(3'000), Company::kAlone);
-  EXPECT_EQ(TakeWoken(kNow), (Texts{"0:a"})) << "a downgrade lets readers in";
-  AddHolder(kA, Mode::kShared, "cid");
-  EXPECT_EQ(TakeWoken(kNow), Texts{});
-}
-
-TEST_F(WaitQueueTest, ModeOfThoseWhoWentDoesNotMatter) {
-  Enter("ann", kA, Shared());
-  SetHolder(kA, "bob");
-  queue_.RemoveHolder(kA, Owner{"bob"});
-  TakeWoken(kNow);
-  AddHolder(kA, Mode::kShared, "cid");
-  EXPECT_EQ(TakeWoken(kNow), Texts{});
-}
-
-TEST_F(WaitQueueTest, RemovingOneWhoHoldsNothingStillWakes) {
-  EnterHeld("ann", kA, "bob", At(2'000));
-  EnterHeld("ann", kB, "cid", At(2'000));
-  queue_.RemoveHolder(kA, Owner{"cid"});      // holds another lock
-  queue_.RemoveHolder(kB, Owner{"whoever"});  // unknown
-  queue_.RemoveHolder(kC, Owner{"bob"});      // there is no line
-  EXPECT_EQ(TakeWoken(kNow), (Texts{"0:a", "0:b"}));
-  EXPECT_EQ(NextDue(), 2'001);
-  EXPECT_EQ(CycleOf("bob", kD, "ann").size(), 2U);
-  EXPECT_EQ(CycleOf("cid", kD, "ann").size(), 2U);
-}
-
-TEST_F(WaitQueueTest, HolderThatWaitsInItsOwnLine) {
-  Waiter& ann = EnterUpgrade("ann", kA);
-  AddHolder(kA, Mode::kShared, "ann", At(2'000));
-  EXPECT_EQ(FindWaiter(kA, "ann"), &ann);
-  EXPECT_EQ(TakeWoken(At(2'001)), (Texts{"0:a"})) << "its own hold is over";
-  EXPECT_EQ(LineOf(kA), (Texts{"ann"}));
-  AddHolder(kA, Mode::kShared, "ann", At(3'000));
-  queue_.Leave(ann);
-  EXPECT_TRUE(queue_.empty());
-  EXPECT_FALSE(queue_.MayBeWaitedFor(Owner{"ann"}));
-  EXPECT_EQ(NextDue(), kNothingDue);
-}
-
-// --- Settling ---------------------------------------------------------------------------------
-
-TEST_F(WaitQueueTest, WhoeverIsBlockedHereBlocksAllBehind) {
-  for (const char* owner : {"ann", "bob", "cid"}) Enter(owner, kA);
-  queue_.Wake(kA);
-  EXPECT_EQ(Offers(kA, [](const std::string&) { return Offered::kBlockedHere; }),
-            (Texts{"ann behind 0"}));
-  EXPECT_EQ(queue_.FirstWoken(kNow), nullptr);
-  EXPECT_EQ(LineOf(kA), (Texts{"ann", "bob", "cid"}));
-}
-
-TEST_F(WaitQueueTest, WhoeverIsBlockedElsewhereIsPassedAndCounted) {
-  Enter("ann", {kA, kB}, Shared());
-  Enter("bob", kA, Shared());
-  Enter("cid", {kA, kB}, Shared());
-  Enter("dan", kA, Shared());
-  queue_.Wake(kA);
-  EXPECT_EQ(Offers(kA,
-                   [](const std::string& owner) {
-                     return owner == "ann" || owner == "cid" ? Offered::kBlockedElsewhere
-                                                             : Offered::kLeft;
-                   }),
-            (Texts{"ann behind 0", "bob behind 1", "cid behind 1", "dan behind 2"}));
-  EXPECT_EQ(LineOf(kA), (Texts{"ann", "cid"}));
-  EXPECT_EQ(queue_.FirstWoken(kNow), nullptr) << "though some left while it was settled";
-}
-
-TEST_F(WaitQueueTest, AfterOneIsBlockedHereNobodyIsOffered) {
-  for (const char* owner : {"ann", "bob", "cid", "dan"}) Enter(owner, {kA, kB}, Exclusive());
-  queue_.Wake(kA);
-  EXPECT_EQ(Offers(kA,
-                   [](const std::string& owner) {
-                     if (owner == "ann") return Offered::kLeft;
-                     return owner == "bob" ? Offered::kBlockedElsewhere : Offered::kBlockedHere;
-                   }),
-            (Texts{"ann behind 0", "bob behind 0", "cid behind 1"}));
-  EXPECT_EQ(LineOf(kA), (Texts{"bob", "cid", "dan"}));
-  EXPECT_EQ(TakeWoken(kNow), (Texts{"0:b"})) << "ann left that line too";
-}
-
-TEST_F(WaitQueueTest, AfterOneTookAllNobodyIsOffered) {
-  for (const char* owner : {"ann", "bob", "cid"}) Enter(owner, {kA, kB}, Exclusive());
-  queue_.Wake(kA);
-  EXPECT_EQ(Offers(kA,
-                   [](const std::string& owner) {
-                     return owner == "ann" ? Offered::kLeft : Offered::kTookAll;
-                   }),
-            (Texts{"ann behind 0", "bob behind 0"}));
-  EXPECT_EQ(LineOf(kA), (Texts{"cid"}));
-  EXPECT_EQ(TakeWoken(kNow), (Texts{"0:b"})) << "not the line in which nobody can enter";
-  queue_.Wake(kA);
-  EXPECT_EQ(Offers(kA, [](const std::string&) { return Offered::kTookAll; }),
-            (Texts{"cid behind 0"}));
-  EXPECT_TRUE(queue_.empty()) << "the last takes the line along";
-  EXPECT_EQ(queue_.FirstWoken(kNow), nullptr);
-}
-
-TEST_F(WaitQueueTest, SettleTellsWhatIsAhead) {
-  Enter("ann", {kA, kB}, Limit(8));
-  Enter("bob", {kA, kB}, Limit(5));
-  Enter("cid", {kA, kB}, Limit(9));
-  std::vector<uint32_t> least;
-  queue_.Settle(*queue_.Find(kA), [&](Waiter&, const Crowd& ahead) {
-    least.push_back(ahead.least_limit);
-    EXPECT_TRUE(ahead.all_limit);
-    return Offered::kBlockedElsewhere;
-  });
-  EXPECT_EQ(least, (std::vector<uint32_t>{std::numeric_limits<uint32_t>::max(), 8, 5}));
-}
-
-TEST_F(WaitQueueTest, AllLeaveWhileTheLineIsSettled) {
-  for (const char* owner : {"ann", "bob"}) Enter(owner, {kB, kA}, Exclusive());
-  Enter("cid", kB);
-  queue_.Wake(kA);
-  EXPECT_EQ(Offers(kA, [](const std::string&) { return Offered::kLeft; }),
-            (Texts{"ann behind 0", "bob behind 0"}));
-  EXPECT_EQ(queue_.Find(kA), nullptr);
-  EXPECT_EQ(TakeWoken(kNow), (Texts{"0:b"}));
-  queue_.Wake(kB);
-  EXPECT_EQ(Offers(kB, [](const std::string&) { return Offered::kLeft; }), (Texts{"cid behind 0"}));
-  EXPECT_TRUE(queue_.empty()) << "the last of all";
-  EXPECT_EQ(queue_.FirstWoken(kNow), nullptr);
-}
-
-// --- How a cycle is described -----------------------------------------------------------------
-
-bool Everything(LockName /*lock*/) { return true; }
-
-TEST(DescribeCycle, AsTheContractSaysIt) {
-  WaitQueue queue;
-  Waiter one(Exclusive(), kTickNow, kLateTick);
-  Waiter two(Exclusive(), kTickNow, kLateTick);
-  queue.Enter(two, std::span(&kA, 1), Owner{"worker-2"}, /*upgrade=*/false);
-  queue.SetHolder(kA, Mode::kExclusive, Owner{"worker-1"}, kLate, Company::kAlone);
-  queue.Enter(one, std::span(&kB, 1), Owner{"worker-1"}, /*upgrade=*/false);
-  queue.SetHolder(kB, Mode::kExclusive, Owner{"worker-2"}, kLate, Company::kAlone);
-  const auto cycle = queue.FindCycle(one, {}, kNow);
-  ASSERT_EQ(cycle.size(), 2U);
-  EXPECT_EQ(
-      DescribeCycle(cycle, Everything),
-      R"(waiting for "b" would close the cycle worker-1 -> "b" -> worker-2 -> "a" -> worker-1)");
-  queue.Leave(one);
-  queue.Leave(two);
-}
-
-TEST(DescribeCycle, HiddenLocksAndTheirOwners) {
-  const std::vector<Step> cycle = {{Owner{"ann"}, kA}, {Owner{"bob"}, kB}, {Owner{"cid"}, kC}};
-  const auto without = [&](std::string_view hidden) {
-    return DescribeCycle(
-        cycle, [hidden](LockName lock) { return hidden.find(lock.key) == std::string_view::npos; });
-  };
-  EXPECT_EQ(
-      without(""),
-      R"(waiting for "a" would close the cycle ann -> "a" -> bob -> "b" -> cid -> "c" -> ann)");
-  EXPECT_EQ(without("a"),
-            R"(waiting for ? would close the cycle ann -> ? -> ? -> "b" -> cid -> "c" -> ann)");
-  EXPECT_EQ(without("b"),
-            R"(waiting for "a" would close the cycle ann -> "a" -> bob -> ? -> ? -> "c" -> ann)");
-  EXPECT_EQ(without("c"),
-            R"(waiting for "a" would close the cycle ann -> "a" -> bob -> "b" -> cid -> ? -> ann)");
-  EXPECT_EQ(without("abc"),
-            "waiting for ? would close the cycle ann -> ? -> ? -> ? -> ? -> ? -> ann");
-}
-
-TEST(DescribeCycle, VisibilityIsAskedForTheLockInItsDatabase) {
-  const std::vector<Step> cycle = {{Owner{"ann"}, kA}, {Owner{"bob"}, kOtherA}};
-  EXPECT_EQ(DescribeCycle(cycle, [](LockName lock) { return lock == kA; }),
-            R"(waiting for "a" would close the cycle ann -> "a" -> bob -> ? -> ann)");
-}
-
-TEST(DescribeCycle, NamesAreFitToBeRead) {
-  const std::string binary("\0\r\n\xff", 4);
-  const std::string wide(256, 'z');
-  const std::vector<Step> cycle = {{Owner{binary}, {0, "say \"a\"\\"}},
-                                   {Owner{"two words"}, {0, binary}},
-                                   {Owner{wide}, {0, ""}}};
-  EXPECT_EQ(DescribeCycle(cycle, Everything),
-            R"(waiting for "say \"a\"\\" would close the cycle "\x00\x0d\x0a\xff")"
-            R"( -> "say \"a\"\\" -> "two words" -> "\x00\x0d\x0a\xff" -> ")" +
-                std::string(40, 'z') + R"("... (256 bytes) -> "" -> "\x00\x0d\x0a\xff")");
-}
-
-TEST(DescribeCycle, LongCyclesAreCut) {
-  std::vector<std::string> owners;
-  for (int i = 0; i < 100; ++i) owners.push_back("w" + std::to_string(i));
-  const auto describe = [&](size_t steps) {
-    std::vector<Step> cycle;
-    for (size_t i = 0; i < steps; ++i) cycle.push_back({Owner{owners[i]}, kA});
-    return DescribeCycle(cycle, Everything);
-  };
-  const std::string eight =
-      R"(waiting for "a" would close the cycle w0 -> "a" -> w1 -> "a" -> w2 -> "a" -> )"
-      R"(w3 -> "a" -> w4 -> "a" -> w5 -> "a" -> w6 -> "a" -> w7 -> "a" -> )";
-  EXPECT_EQ(describe(8), eight + "w0");
-  EXPECT_EQ(describe(9), eight + "... -> w0");
-  EXPECT_EQ(describe(100), eight + "... -> w0");
-  EXPECT_EQ(describe(1), R"(waiting for "a" would close the cycle w0 -> "a" -> w0)");
+  // All of it happened, and often.
+  EXPECT_GT(granted, 1'000);
+  EXPECT_GT(taken_over, 100);
+  EXPECT_GT(upgrades, 100);
 }
 
 // --- Memory -----------------------------------------------------------------------------------
 
-static_assert(sizeof(Waiter) <= 168);
+static_assert(sizeof(Waiter) <= 192);
 
 #ifdef __GLIBC__
 // What this process has got from malloc, in bytes; always zero under AddressSanitizer.
@@ -1803,7 +1860,7 @@ TEST_F(WaitQueueTest, PlaceInALineIsSmall) {
   for (size_t i = 0; i < owners.size(); ++i) EnterCall(calls_[i], kA, owners[i]);
   const int64_t each = (Allocated() - outside) / kWaiters;
   RecordProperty("bytes_each", std::to_string(each));
-  EXPECT_LE(each, 400);
+  EXPECT_LE(each, 450);
   for (Waiter& waiter : calls_) queue_.Leave(waiter);
   std::deque<Waiter>().swap(calls_);
   // The allocator itself keeps a few blocks at hand.
@@ -1811,18 +1868,20 @@ TEST_F(WaitQueueTest, PlaceInALineIsSmall) {
 }
 
 TEST_F(WaitQueueTest, NothingIsLeftOfThoseWhoWent) {
-  EnterHeld("somebody", {0, "busy"}, "holder");  // the queue never gets empty
+  Enter("somebody", {0, "busy"});  // the queue never gets empty
   const int64_t before = Allocated();
   for (int i = 0; i < 20'000; ++i) {
-    Waiter waiter(Exclusive(kLease), kTickNow, kLateTick);
-    Waiter newer(Exclusive(kLease), kTickNow, kLateTick);
+    Waiter waiter(Limit(3), kTickNow, kLateTick);
+    Waiter newer(Limit(2), kTickNow, kLateTick);
     const std::string number = std::to_string(i);
     const std::string key = "the key of a lock that is used once: " + number;
-    EnterCall(waiter, {0, key}, "a waiter that never comes back: " + number);
-    AddHolder({0, key}, Mode::kShared, "a holder that never comes back: " + number);
-    AddHolder({0, key}, Mode::kShared, "another holder: " + number);
-    if (i % 3 == 0) queue_.RemoveHolder({0, key}, Owner{"another holder: " + number});
-    if (i % 3 == 1) ClearHolder({0, key});
+    const std::string other_key = "another such key: " + number;
+    const Locks locks = {{0, key}, {0, other_key}};
+    queue_.Enter(waiter, locks, Owner{"a waiter that never comes back: " + number},
+                 /*upgrade=*/false);
+    queue_.Block(waiter, 1, At(2'000));
+    if (i % 2 == 0) queue_.Wake(locks[1]);
+    if (i % 3 == 0) queue_.NoteEnd(locks[0], At(1'500));
     queue_.TakeOver(newer, waiter);
     queue_.Leave(newer);
   }

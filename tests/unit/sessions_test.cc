@@ -3,10 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <optional>
 #include <random>
-#include <set>
 #include <string>
-#include <tuple>
 #include <vector>
 
 namespace turnstile {
@@ -23,24 +24,41 @@ std::string NameOf(int db, const std::string& key, const std::string& owner) {
   return name;
 }
 
-// What Close returns, as "db/key/owner", sorted.
-std::vector<std::string> Close(Sessions& sessions, Sessions::Client client) {
-  std::vector<std::string> closed;
-  for (const Sessions::BoundHold& hold : sessions.Close(client)) {
-    closed.push_back(NameOf(hold.db, hold.key, hold.owner));
+using Holds = std::vector<std::string>;
+
+// All holds that have ended with their connections, as "db/key/owner", sorted. Takes them out.
+Holds TakeAllEnded(Sessions& sessions) {
+  Holds ended;
+  while (sessions.has_ended()) {
+    const LockName lock = sessions.FirstWithEnded();
+    const std::string key(lock.key);  // the binding that it is a view of goes
+    const size_t count = sessions.CountEnded(lock);
+    const std::vector<std::string> owners = sessions.TakeEnded({lock.db, key});
+    EXPECT_EQ(owners.size(), count);
+    EXPECT_FALSE(owners.empty());
+    if (owners.empty()) break;
+    for (const std::string& owner : owners) ended.push_back(NameOf(lock.db, key, owner));
   }
-  std::sort(closed.begin(), closed.end());
-  return closed;
+  std::sort(ended.begin(), ended.end());
+  return ended;
 }
 
-using Holds = std::vector<std::string>;
+Holds Close(Sessions& sessions, Sessions::Client client) {
+  sessions.Close(client);
+  return TakeAllEnded(sessions);
+}
 
 TEST(SessionsTest, NothingIsBoundAtFirst) {
   Sessions sessions;
   EXPECT_TRUE(sessions.empty());
   EXPECT_FALSE(sessions.IsBound(kDoor, kAlice));
   EXPECT_FALSE(sessions.HasAny(1));
-  EXPECT_EQ(Close(sessions, 1), Holds());
+  EXPECT_FALSE(sessions.has_ended());
+  EXPECT_FALSE(sessions.HasEnded(kDoor, kAlice));
+  EXPECT_EQ(sessions.CountEnded(kDoor), 0U);
+  EXPECT_EQ(sessions.TakeEnded(kDoor), Holds());
+  sessions.Close(1);
+  EXPECT_FALSE(sessions.has_ended());
   sessions.Unbind(kDoor, kAlice);
   sessions.UnbindAll(kDoor);
   sessions.UnbindAll(std::nullopt);
@@ -52,6 +70,7 @@ TEST(SessionsTest, AConnectionThatClosesTakesAllItsHoldsAlong) {
   sessions.Bind(1, kGate, kAlice);
   sessions.Bind(2, kDoor, kBob);
   EXPECT_TRUE(sessions.IsBound(kDoor, kAlice));
+  EXPECT_EQ(sessions.BoundTo(kDoor, kBob), 2U);
   EXPECT_EQ(Close(sessions, 1), (Holds{"0/door/alice", "0/gate/alice"}));
   EXPECT_FALSE(sessions.IsBound(kDoor, kAlice));
   EXPECT_FALSE(sessions.HasAny(1));
@@ -59,6 +78,71 @@ TEST(SessionsTest, AConnectionThatClosesTakesAllItsHoldsAlong) {
   EXPECT_TRUE(sessions.IsBound(kDoor, kBob));
   EXPECT_EQ(Close(sessions, 2), Holds{"0/door/bob"});
   EXPECT_TRUE(sessions.empty());
+}
+
+TEST(SessionsTest, WhatHasEndedIsKnownUntilItIsTakenOut) {
+  Sessions sessions;
+  sessions.Bind(1, kDoor, kAlice);
+  sessions.Bind(2, kDoor, kBob);
+  sessions.Bind(3, kDoor, Owner{"carol"});
+  sessions.Bind(1, kGate, kAlice);
+  EXPECT_FALSE(sessions.HasEnded(kDoor, kAlice));
+  sessions.Close(1);
+  sessions.Close(3);
+  EXPECT_TRUE(sessions.has_ended());
+  EXPECT_TRUE(sessions.HasEnded(kDoor, kAlice));
+  EXPECT_FALSE(sessions.HasEnded(kDoor, kBob));
+  EXPECT_FALSE(sessions.HasEnded(kGate, kBob));
+  EXPECT_FALSE(sessions.HasEnded({1, "door"}, kAlice));
+  EXPECT_EQ(sessions.CountEnded(kDoor), 2U);
+  EXPECT_EQ(sessions.CountEnded(kGate), 1U);
+  EXPECT_EQ(sessions.CountEnded({1, "door"}), 0U);
+  EXPECT_TRUE(sessions.IsBound(kDoor, kAlice)) << "the binding is still there";
+
+  EXPECT_EQ(sessions.TakeEnded(kDoor), (Holds{"alice", "carol"}));
+  EXPECT_FALSE(sessions.HasEnded(kDoor, kAlice));
+  EXPECT_FALSE(sessions.IsBound(kDoor, kAlice));
+  EXPECT_TRUE(sessions.IsBound(kDoor, kBob));
+  EXPECT_EQ(sessions.TakeEnded(kDoor), Holds());
+  ASSERT_TRUE(sessions.has_ended());
+  EXPECT_TRUE(sessions.FirstWithEnded() == kGate);
+  EXPECT_EQ(sessions.TakeEnded(kGate), Holds{"alice"});
+  EXPECT_FALSE(sessions.has_ended());
+  EXPECT_FALSE(sessions.empty()) << "bob is connected";
+}
+
+TEST(SessionsTest, HoldThatHasEndedMayBeBoundAnew) {
+  Sessions sessions;
+  sessions.Bind(1, kDoor, kAlice);
+  sessions.Bind(1, kGate, kAlice);
+  sessions.Close(1);
+  sessions.Bind(2, kDoor, kAlice);
+  EXPECT_FALSE(sessions.HasEnded(kDoor, kAlice));
+  EXPECT_EQ(TakeAllEnded(sessions), Holds{"0/gate/alice"});
+  EXPECT_EQ(sessions.BoundTo(kDoor, kAlice), 2U);
+}
+
+TEST(SessionsTest, HoldThatEndedOtherwiseDoesNotEndAgain) {
+  Sessions sessions;
+  sessions.Bind(1, kDoor, kAlice);
+  sessions.Bind(1, kGate, kAlice);
+  sessions.Close(1);
+  sessions.Unbind(kDoor, kAlice);
+  EXPECT_TRUE(sessions.has_ended());
+  sessions.UnbindAll(kGate);
+  EXPECT_FALSE(sessions.has_ended());
+  sessions.Bind(1, kDoor, kBob);
+  EXPECT_FALSE(sessions.has_ended()) << "nothing is kept of a connection without holds";
+}
+
+TEST(SessionsTest, WhatHasEndedMovesWithItsDatabase) {
+  Sessions sessions;
+  sessions.Bind(1, kDoor, kAlice);
+  sessions.Close(1);
+  sessions.SwapDatabases(0, 3);
+  EXPECT_FALSE(sessions.HasEnded(kDoor, kAlice));
+  EXPECT_TRUE(sessions.FirstWithEnded() == (LockName{3, "door"}));
+  EXPECT_EQ(TakeAllEnded(sessions), Holds{"3/door/alice"});
 }
 
 TEST(SessionsTest, AHoldIsBoundToTheLastConnectionOnly) {
@@ -111,36 +195,42 @@ TEST(SessionsTest, DatabasesAreEmptiedAndSwapped) {
   EXPECT_FALSE(sessions.HasAny(1));
 }
 
-// Everything at random, against a plain set.
+// Everything at random, against a plain list.
 TEST(SessionsTest, RandomHistory) {
-  const unsigned seed = 7;
-  SCOPED_TRACE(seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(7);
   const auto pick = [&random](int n) {
     return static_cast<int>(random() % static_cast<unsigned>(n));
   };
+  struct Bound {
+    int db;
+    std::string key;
+    std::string owner;
+    Sessions::Client client;
+    bool ended;
+  };
   Sessions sessions;
-  using Bound = std::tuple<int, std::string, std::string, Sessions::Client>;
-  std::set<Bound> model;
-  for (int step = 0; step < 50'000; ++step) {
+  std::vector<Bound> model;
+  Sessions::Client connections = 0;
+  std::array<Sessions::Client, 4> clients{};
+  for (int step = 0; step < 20'000; ++step) {
     const int db = pick(3);
     const std::string key(1, static_cast<char>('a' + pick(4)));
     const std::string owner(1, static_cast<char>('x' + pick(3)));
-    const auto client = static_cast<Sessions::Client>(pick(4));
+    Sessions::Client& client = clients.at(static_cast<size_t>(pick(4)));
+    if (client == 0) client = ++connections;
     const LockName lock{db, key};
+    const auto of_lock = [&](const Bound& bound) { return bound.db == db && bound.key == key; };
     const auto same_hold = [&](const Bound& bound) {
-      return std::get<0>(bound) == db && std::get<1>(bound) == key && std::get<2>(bound) == owner;
+      return of_lock(bound) && bound.owner == owner;
     };
-    switch (pick(12)) {
+    switch (pick(14)) {
       case 0: {
-        Holds expected;
-        for (const auto& [bound_db, bound_key, bound_owner, bound_client] : model) {
-          if (bound_client != client) continue;
-          expected.push_back(NameOf(bound_db, bound_key, bound_owner));
-        }
-        EXPECT_EQ(sessions.HasAny(client), !expected.empty());
-        EXPECT_EQ(Close(sessions, client), expected);
-        std::erase_if(model, [&](const Bound& bound) { return std::get<3>(bound) == client; });
+        const bool has_any = std::any_of(
+            model.begin(), model.end(), [&](const Bound& bound) { return bound.client == client; });
+        EXPECT_EQ(sessions.HasAny(client), has_any);
+        sessions.Close(client);
+        for (Bound& bound : model) bound.ended = bound.ended || bound.client == client;
+        client = 0;  // the next one has another number
         break;
       }
       case 1:
@@ -150,30 +240,51 @@ TEST(SessionsTest, RandomHistory) {
         break;
       case 3:
         sessions.UnbindAll(lock);
-        std::erase_if(model, [&](const Bound& bound) {
-          return std::get<0>(bound) == db && std::get<1>(bound) == key;
-        });
+        std::erase_if(model, of_lock);
         break;
       case 4: {
         const int other = pick(3);
         sessions.SwapDatabases(db, other);
-        std::set<Bound> swapped;
-        for (auto [bound_db, bound_key, bound_owner, bound_client] : model) {
-          if (bound_db == db || bound_db == other) bound_db = db + other - bound_db;
-          swapped.emplace(bound_db, bound_key, bound_owner, bound_client);
+        for (Bound& bound : model) {
+          if (bound.db == db || bound.db == other) bound.db = db + other - bound.db;
         }
-        model = swapped;
+        break;
+      }
+      case 5:
+        if (pick(10) > 0) break;
+        sessions.UnbindAll(db);
+        std::erase_if(model, [db](const Bound& bound) { return bound.db == db; });
+        break;
+      case 6: {
+        Holds expected;
+        for (const Bound& bound : model) {
+          if (of_lock(bound) && bound.ended) expected.push_back(bound.owner);
+        }
+        std::sort(expected.begin(), expected.end());
+        EXPECT_EQ(sessions.TakeEnded(lock), expected);
+        std::erase_if(model, [&](const Bound& bound) { return of_lock(bound) && bound.ended; });
         break;
       }
       default:
         sessions.Bind(client, lock, Owner{owner});
         std::erase_if(model, same_hold);
-        model.emplace(db, key, owner, client);
+        model.push_back({db, key, owner, client, false});
     }
+    const auto count = [&model](const auto& is_meant) {
+      return static_cast<size_t>(std::count_if(model.begin(), model.end(), is_meant));
+    };
+    const auto has_ended = [](const Bound& bound) { return bound.ended; };
     EXPECT_EQ(sessions.empty(), model.empty());
-    EXPECT_EQ(sessions.IsBound(lock, Owner{owner}),
-              std::any_of(model.begin(), model.end(), same_hold));
-    if (HasFailure()) return;
+    EXPECT_EQ(sessions.IsBound(lock, Owner{owner}), count(same_hold) > 0);
+    EXPECT_EQ(sessions.HasEnded(lock, Owner{owner}),
+              count([&](const Bound& bound) { return same_hold(bound) && bound.ended; }) > 0);
+    EXPECT_EQ(sessions.CountEnded(lock),
+              count([&](const Bound& bound) { return of_lock(bound) && bound.ended; }));
+    EXPECT_EQ(sessions.has_ended(), count(has_ended) > 0);
+    if (sessions.has_ended()) {
+      EXPECT_GT(sessions.CountEnded(sessions.FirstWithEnded()), 0U);
+    }
+    ASSERT_FALSE(testing::Test::HasFailure()) << "step " << step;
   }
 }
 

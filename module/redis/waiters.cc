@@ -145,7 +145,9 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const Sites& sites,
   Parked* older = nullptr;  // whose place it takes over
   if (olders.size() == 1 && WaitQueue::WaitsFor(*olders.front(), locks, request.mode)) {
     older = static_cast<Parked*>(olders.front());
-    queue_.TakeOver(*parked, *older);  // What it finds at that place is seen when it is tried.
+    // Its lines wake: what blocks it is found out when it is tried. `sites` do not tell: to them the
+    // older call, too, stands ahead, and its locks may come in another order.
+    queue_.TakeOver(*parked, *older);
   } else {
     const bool upgrade = keys.size() == 1 && IsUpgrade(keys[0].place(), request, moment);
     queue_.Enter(*parked, locks, request.owner, upgrade);

@@ -466,6 +466,19 @@ TEST_F(AlsoTest, TheSameOwnerWaitsTwice) {
   EXPECT_TRUE(both.Read().IsInteger());
 }
 
+// The older call stands in all the lines in which the newer looks for what blocks it.
+TEST_F(AlsoTest, RetryIsServedWhenTheLockThatBlocksItIsFree) {
+  for (const Names& order : {Names{"a", "b"}, Names{"b", "a"}}) {
+    MustAcquire(client_, "b", "zoe");
+    Waiter older = WaitForAll({"a", "b"}, "alice");
+    Waiter newer = WaitForAll(order, "alice");
+    EXPECT_TRUE(older.Read().IsError("UNBLOCKED "));
+    Release("b", "zoe");
+    EXPECT_TRUE(newer.Read().IsInteger());
+    EXPECT_EQ(client_.Do(ReleasingAll({"a", "b"}, "alice")), Reply::Int(2));
+  }
+}
+
 // While it waits for all, the owner gets one of them by another call: neither the error nor the
 // grant may come twice.
 TEST_F(AlsoTest, TheOwnerGetsOneOfThemOtherwise) {

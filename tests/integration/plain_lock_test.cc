@@ -245,6 +245,14 @@ TEST(PlainLockWithoutCommandTest, ReleaseAndTouchAreRefused) {
   EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "alice"), Reply::Int(1));
 }
 
+TEST_F(PlainLockTest, ReadersEnterWhenItBecomesASharedLock) {
+  SetPlain("alice");
+  Waiter bob = Waiter::Asking(
+      server(), {"LOCK.ACQUIRE", "job", "bob", "PX", "60000", "WAIT", "60000", "SHARED"});
+  EXPECT_TRUE(Do({"LOCK.ACQUIRE", "job", "alice", "PX", "60000", "SHARED"}).IsInteger());
+  EXPECT_TRUE(bob.Read().IsInteger());
+}
+
 TEST_F(PlainLockTest, WatchersSeeChanges) {
   Client other = server().Connect();
   const auto aborts = [&](const Command& command) {

@@ -124,7 +124,9 @@ Admission DecideAll(std::span<const Site> sites, const AcquireRequest& request, 
 Admission Decide(std::span<const Site> sites, const AcquireRequest& request, FineInstant now,
                  const TokenClock& clock, const GrantRules& rules) {
   const Token floor = request.floor.value_or(kMinToken);
-  if (!MayBeFloor(floor, now)) return {Outcome::kFloorTooHigh, {}};
+  if (request.floor.has_value() && floor > clock.HighestFloor(now)) {
+    return {Outcome::kFloorTooHigh, {}};
+  }
   const Instant moment = ToInstant(now);
   Admission admission = sites.size() == 1 ? DecideOne(sites.front(), request, moment, rules)
                                           : DecideAll(sites, request, moment, rules);

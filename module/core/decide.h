@@ -85,7 +85,7 @@ enum class Outcome {
   kHoldsApart,       // the asker holds all of the locks, but not under one token
   kUpgradesSeveral,  // an upgrade of several locks at once
   kCountedOut,       // the asker's hold cannot be counted any higher
-  kFloorTooHigh,     // the floor that the asker names leads the wall clock by too much
+  kFloorTooHigh,     // the floor that the asker names is further ahead than the clock allows
   kTokensUsedUp,     // it could be granted, but the token clock is at its end
 };
 

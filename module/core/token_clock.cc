@@ -12,32 +12,49 @@ constexpr uint64_t WallReading(FineInstant now) {
       std::clamp<int64_t>(now.time_since_epoch().count(), 0, int64_t{kMaxToken.value} + 1));
 }
 
+constexpr uint64_t Ticks(Micros time) { return static_cast<uint64_t>(time.count()); }
+
 }  // namespace
 
 std::optional<Token> TokenClock::Next(FineInstant now) const {
-  const Token next{std::max(last_.value + 1, WallReading(now))};
+  const Token next{std::max(reading().value + 1, WallReading(now))};
   if (next > kMaxToken) return std::nullopt;
   return next;
 }
 
 void TokenClock::Observe(Token token) { last_ = std::max(last_, std::min(token, kMaxToken)); }
 
+void TokenClock::NoteFloor(Token floor) { floor_ = std::max(floor_, std::min(floor, kMaxToken)); }
+
 Token TokenClock::StartIssuing(FineInstant now, Millis margin) {
-  const Micros added = LeadAt(now) >= kLargestLeadForMargin ? Micros{0} : Micros{margin};
-  const uint64_t start = std::max(last_.value, WallReading(now));
-  Observe(Token{start + static_cast<uint64_t>(added.count())});
-  return last_;
+  margin_ = margin;
+  floor_ = {};
+  if (last_.value > 0) NoteFloor(Token{last_.value + Ticks(kStartStep)});
+  NoteFloor(Token{WallReading(now) + Ticks(margin_)});
+  return reading();
 }
 
-bool TokenClock::TakePlace(FineInstant now, Millis margin, const RemoteClock& remote) {
-  const Token before = last_;
-  Observe(Token{WallReading(now) + static_cast<uint64_t>(Micros{margin}.count())});
-  Observe(remote.AtMost(now));
-  return last_ > before;
+void TokenClock::AdvanceBeyond(const RemoteClock& peers, FineInstant now) {
+  NoteFloor(Token{WallReading(now) + Ticks(margin_)});
+  NoteFloor(peers.AtMost(now));
+}
+
+std::optional<Token> TokenClock::FloorPassedBy(Token token) const {
+  return last_ < floor_ && floor_ < token ? std::optional(floor_) : std::nullopt;
 }
 
 ClockReading TokenClock::Read(FineInstant now) const {
-  return {.last = last_, .wall = std::min(Token{WallReading(now)}, kMaxToken)};
+  return {.last = reading(), .wall = std::min(Token{WallReading(now)}, kMaxToken)};
+}
+
+Token TokenClock::HighestFloor(FineInstant now) const {
+  const Token ahead{WallReading(now) + Ticks(margin_) / 2};
+  const Token of_start{WallReading(process_start_) + Ticks(margin_) / 2 * 3};
+  return std::min(std::max({reading(), ahead, of_start}), kMaxToken);
+}
+
+bool TokenClock::MayAdopt(Token token, FineInstant now) const {
+  return token <= reading() || LeadOf(token, now) <= kLargestAdoptedLead;
 }
 
 uint64_t RemoteClock::Growing::At(FineInstant now, uint64_t micros_for_one) const {
@@ -57,17 +74,11 @@ Token RemoteClock::AtMost(FineInstant now) const {
   return Token{furthest + static_cast<uint64_t>(Micros{kOnTheWay}.count())};
 }
 
-Micros TokenClock::LeadAt(FineInstant now) const { return LeadOf(last_, now); }
+Micros TokenClock::LeadAt(FineInstant now) const { return LeadOf(reading(), now); }
 
 Micros LeadOf(Token token, FineInstant now) {
-  const uint64_t reading = WallReading(now);
-  return Micros{token.value > reading ? static_cast<int64_t>(token.value - reading) : 0};
-}
-
-bool MayBeFloor(Token floor, FineInstant now) { return LeadOf(floor, now) <= kLargestFloorLead; }
-
-bool MayBeRestored(Token token, FineInstant now) {
-  return LeadOf(token, now) <= kLargestRestoredLead;
+  const uint64_t wall = WallReading(now);
+  return Micros{token.value > wall ? static_cast<int64_t>(token.value - wall) : 0};
 }
 
 }  // namespace turnstile

@@ -7,6 +7,10 @@
 // by time having passed, and by a margin that is added whenever a server starts to issue.
 //
 // One clock serves the whole server, so tokens of one lock rise but are not consecutive.
+//
+// Noted floors. When a server begins to issue, or to issue in another's place, it notes a floor:
+// every later token is above it. A floor is no token: the clock is raised past it by the first
+// grant, and a server that grants nothing has nothing to tell.
 
 #ifndef TURNSTILE_CORE_TOKEN_CLOCK_H_
 #define TURNSTILE_CORE_TOKEN_CLOCK_H_
@@ -17,9 +21,10 @@
 
 namespace turnstile {
 
-// While the clock leads the wall clock by this much, starting to issue adds no margin: servers that
-// restart in a loop must not run away from the wall clock.
-inline constexpr Millis kLargestLeadForMargin = std::chrono::minutes{10};
+// What a start adds to the highest token known. More than a server that dies can have issued
+// between the last token that reached its successor and its last one, if it led the wall clock then
+// and so counted on by one a token; and little, so that starts in a row hardly add up.
+inline constexpr Millis kStartStep{3000};
 
 // What another server tells of its clock: where it stands, which is where its next token comes
 // from, and its wall clock in microseconds.
@@ -67,42 +72,66 @@ class TokenClock {
   // Raises the clock to `token`, which was granted here, loaded, restored or replicated.
   void Observe(Token token);
 
-  // Called when this server starts to issue: at its start and at its promotion. The clock becomes
-  // max(last, now) + margin; the margin covers tokens that this server never heard of.
-  // Returns the new value, below which this server will issue nothing.
+  // The process started at `now`; a promotion is no start of a process.
+  void ProcessStarted(FineInstant now) { process_start_ = now; }
+
+  // The value of turnstile.token-margin-ms.
+  void SetMargin(Millis margin) { margin_ = margin; }
+  Millis margin() const { return margin_; }
+
+  // Called when this server starts to issue: at its start and at its promotion. Notes and returns
+  // the floor max(highest token known + kStartStep, now + margin); the margin covers tokens that
+  // this server never heard of.
   Token StartIssuing(FineInstant now, Millis margin);
 
   // Called when this server, which issues already, comes to issue in another's place, of which
-  // `remote` is known: the clock becomes at least now + margin, and more than the other's. Unlike a
-  // start this adds nothing to a lead that is there: slots of a cluster come by the thousand.
-  // Returns whether that raised the clock.
-  bool TakePlace(FineInstant now, Millis margin, const RemoteClock& remote);
+  // `peers` tells: notes a floor of at least now + margin that is above the other's clock. Nothing
+  // is added to a lead that is there: slots of a cluster come by the thousand.
+  void AdvanceBeyond(const RemoteClock& peers, FineInstant now);
+
+  // Notes that every later token must be above `floor`.
+  void NoteFloor(Token floor);
+  // The server is demoted: nothing was issued under the noted floor, so it means nothing any more.
+  void ForgetFloor() { floor_ = {}; }
+
+  // The noted floor that a grant of `token` raises the clock past, if it does.
+  std::optional<Token> FloorPassedBy(Token token) const;
 
   // For other servers.
   ClockReading Read(FineInstant now) const;
 
   // The highest token issued or seen; zero if none.
   Token last() const { return last_; }
+  // Where the clock stands: every later token is above this.
+  Token reading() const { return last_ > floor_ ? last_ : floor_; }
 
   // How far the clock is ahead of the wall clock; zero if it is not.
   Micros LeadAt(FineInstant now) const;
 
+  // The highest FLOOR that a client may ask for: what it asks for, the clock is raised to. In
+  // ordinary times half a margin ahead, so that the other half still covers lost writes; and just
+  // after a start as far as a quorum of servers that started together needs to agree on a token.
+  Token HighestFloor(FineInstant now) const;
+
+  // Whether a client may bring in a lock with this token by RESTORE, or another node of a cluster
+  // tell that its clock stands there. A token far ahead could push the clock to its end.
+  bool MayAdopt(Token token, FineInstant now) const;
+
  private:
   Token last_;
+  Token floor_;
+  Millis margin_{0};
+  FineInstant process_start_{};
 };
 
 // How far `token` is ahead of the wall clock; zero if it is not.
 Micros LeadOf(Token token, FineInstant now);
 
-// Whether a client may ask for a token of at least `floor`: it pushes the clock as far.
-inline constexpr Millis kLargestFloorLead = std::chrono::minutes{10};
-bool MayBeFloor(Token floor, FineInstant now);
-
-// Whether a client may bring this token in, by RESTORE, or another node of a cluster: one that
-// leads the wall clock by more than an hour is taken for forged, because it could push the clock to
-// its end.
-inline constexpr Millis kLargestRestoredLead = std::chrono::hours{1};
-bool MayBeRestored(Token token, FineInstant now);
+// How far ahead of the wall clock a primary adopts a token from a client or from another node,
+inline constexpr Millis kLargestAdoptedLead = std::chrono::minutes{10};
+// and how far a replica, which cannot refuse a RESTORE: its primary may have sent it, whose clock
+// may be behind the replica's. Beyond that it takes the lock and leaves its clock alone.
+inline constexpr Millis kLargestReplicatedLead = std::chrono::minutes{20};
 
 }  // namespace turnstile
 

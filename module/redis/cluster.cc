@@ -97,11 +97,8 @@ void OnReading(RedisModuleCtx* /*ctx*/, const char* /*sender*/, uint8_t /*type*/
   const size_t space = std::min(text.find(' '), text.size());
   const auto last = ParseToken(text.substr(0, space));
   const auto wall = ParseToken(text.substr(std::min(space + 1, text.size())));
-  const FineInstant now = WallNow();
-  // A clock that leads by more than an hour is broken, and would break ours.
-  if (last.has_value() && wall.has_value() && MayBeRestored(*last, now) &&
-      MayBeRestored(*wall, now)) {
-    Tokens().HearFromNode({.last = *last, .wall = *wall}, now);
+  if (last.has_value() && wall.has_value()) {
+    Tokens().OnPeerClock({.last = *last, .wall = *wall}, WallNow());
   }
 }
 

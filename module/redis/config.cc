@@ -25,7 +25,8 @@ constexpr long long kDay = 24LL * 3600 * kSecond;
 // The least lease limit is a second, so that EX always has something to say; the most is ten years,
 // far inside what the storage format can hold.
 Setting max_lease{"max-lease-ms", kDay, kSecond, 3650 * kDay};
-Setting token_margin{"token-margin-ms", 30 * kSecond, 0, kLargestLeadForMargin.count()};
+// A token that leads by more than this could be moved to no other server.
+Setting token_margin{"token-margin-ms", 30 * kSecond, 0, kLargestAdoptedLead.count()};
 Setting failover_grace{"failover-grace-ms", 0, 0, 3650 * kDay};
 // The server itself takes 28 to 48 KB of memory for each waiting client.
 Setting max_waiters{"max-waiters", 5000, 0, 1000000};

@@ -98,7 +98,7 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
   ServerTokens& tokens = Tokens();
   Waiters& waiters = TheWaiters();
   ServerSessions& sessions = TheSessions();
-  const bool owes = !tokens.issuing() || tokens.has_untold_floor() ||
+  const bool owes = !tokens.issuing() || tokens.has_floor_to_replicate() ||
                     !KeysWithForeignTtl().empty() || sessions.has_ended();
   const auto next_due = [&] { return std::min(waiters.NextDue(), NextLookAtCluster()); };
   if (!owes && waiters.empty() && next_due() == kMaxInstant) return;
@@ -114,7 +114,8 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
   if (InCluster()) LookAtCluster(ctx, now);
   if (may_write) {
     if (!ExportsSlots()) {
-      if (const auto floor = tokens.TakeUntoldFloor(); floor.has_value()) TellFloor(ctx, *floor);
+      const std::optional<Token> floor = tokens.TakeFloorToReplicate(now);
+      if (floor.has_value()) TellFloor(ctx, *floor);
     }
     RestoreTtls(ctx, ToInstant(now), budget);
     waiters.TakeBackUndelivered(ctx, ToInstant(now), budget);
@@ -132,7 +133,7 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
 // The server forks to write down all data: for a file, or for a replica.
 void OnFork(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t moment, void* /*data*/) {
   if (moment != REDISMODULE_SUBEVENT_FORK_CHILD_BORN) return;
-  Tokens().TellFloorAgain(WallNow());
+  Tokens().ReplicateFloorSoon(WallNow());
   TheServer().MayHaveChanged();
 }
 

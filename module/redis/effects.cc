@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "core/news.h"
+#include "redis/cluster.h"
 #include "redis/config.h"
 #include "redis/events.h"
 #include "redis/server_sessions.h"
@@ -184,6 +185,11 @@ GrantRules CurrentRules(Instant now) {
 
 void CarryOutGrant(RedisModuleCtx* ctx, LockKey& key, const AcquireRequest& request, Token token,
                    Instant now, std::optional<uint64_t> session, Carrier carrier) {
+  const std::optional<Token> floor = Tokens().TakeFloorBefore(token, now);
+  // While slots are exported the fact of the grant, which is above the floor, has to do.
+  if (floor.has_value() && !ExportsSlots() && TheServer().SomebodyListens(now)) {
+    TellFloor(ctx, *floor);
+  }
   CarryOutFact(ctx, key, HeldBy(key.place(), request, token, now), now, carrier);
   TheSessions().Acquired(session, key.lock_name(), request.owner);
 }

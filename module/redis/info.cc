@@ -78,7 +78,7 @@ void Info(RedisModuleInfoCtx* info, int for_crash_report) {
 
   const TokenClock& clock = Tokens().clock();
   RedisModule_InfoAddSection(info, "clock");
-  RedisModule_InfoAddFieldULongLong(info, "last_token", clock.last().value);
+  RedisModule_InfoAddFieldULongLong(info, "last_token", clock.reading().value);
   RedisModule_InfoAddFieldLongLong(info, "clock_lead_ms",
                                    std::chrono::floor<Millis>(clock.LeadAt(now)).count());
   RedisModule_InfoAddFieldLongLong(info, "grace_left_ms",

@@ -23,11 +23,21 @@ constinit std::vector<char> has_locks;
 
 const Lock& AsLock(const void* value) { return *static_cast<const Lock*>(value); }
 
-// A client's RESTORE on a primary is the one way in which a stranger can hand us a token. What the
-// server itself loads, and what a primary sends, is believed.
-bool ComesFromClient(RedisModuleIO* io) {
+// What is to be done with a token that came with a value.
+enum class Belief { kAdopt, kIgnore, kRefuse };
+
+// RESTORE is the one way in which a client can hand us a token. What the server loads from its
+// files or in a full synchronisation is always believed. On a replica nothing tells whether a
+// RESTORE comes from the primary, whom it must obey, or from a client of a writable replica: so the
+// value is taken, but the clock does not follow it anywhere.
+Belief BeliefIn(Token token, RedisModuleIO* io) {
   const int flags = RedisModule_GetContextFlags(RedisModule_GetContextFromIO(io));
-  return (flags & (REDISMODULE_CTX_FLAGS_LOADING | REDISMODULE_CTX_FLAGS_SLAVE)) == 0;
+  if ((flags & REDISMODULE_CTX_FLAGS_LOADING) != 0) return Belief::kAdopt;
+  const FineInstant now = WallNow();
+  if ((flags & REDISMODULE_CTX_FLAGS_SLAVE) != 0) {
+    return LeadOf(token, now) <= kLargestReplicatedLead ? Belief::kAdopt : Belief::kIgnore;
+  }
+  return Tokens().clock().MayAdopt(token, now) ? Belief::kAdopt : Belief::kRefuse;
 }
 
 void* RdbLoad(RedisModuleIO* io, int encver) {
@@ -41,13 +51,14 @@ void* RdbLoad(RedisModuleIO* io, int encver) {
     return nullptr;
   }
   const Token highest = lock->last(Lock::Order::kByToken).token;
-  if (!MayBeRestored(highest, WallNow()) && ComesFromClient(io)) {
+  const Belief belief = BeliefIn(highest, io);
+  if (belief == Belief::kRefuse) {
     RedisModule_LogIOError(io, "warning",
-                           "token %llu leads the wall clock by more than an hour: not restored",
+                           "token %llu leads the wall clock by more than ten minutes: not restored",
                            static_cast<unsigned long long>(highest.value));
     return nullptr;
   }
-  Tokens().Observe(highest);
+  if (belief == Belief::kAdopt) Tokens().Observe(highest);
   ++locks;
   LocksMayBeIn(RedisModule_GetDbIdFromIO(io));
   return lock.release();
@@ -58,12 +69,12 @@ void RdbSave(RedisModuleIO* io, void* value) {
   RedisModule_SaveStringBuffer(io, lock.bytes().data(), lock.bytes().size());
 }
 
-// The last token, saved only while it leads the wall clock: an RDB file with such a record does not
-// load without the module, and a token that the wall clock has passed needs no record. On 7.0,
-// which would write the record always, there is none: the margin has to do.
+// Where the token clock stands, saved only while it leads the wall clock: an RDB file with such a
+// record does not load without the module, and a token that the wall clock has passed needs no
+// record. On 7.0, which would write the record always, there is none: the margin has to do.
 void AuxSave(RedisModuleIO* io, int /*when*/) {
-  const TokenClock& clock = Tokens().clock();
-  if (clock.LeadAt(WallNow()) > Micros{0}) RedisModule_SaveUnsigned(io, clock.last().value);
+  const std::optional<Token> token = Tokens().ToSave(WallNow());
+  if (token.has_value()) RedisModule_SaveUnsigned(io, token->value);
 }
 
 int AuxLoad(RedisModuleIO* io, int encver, int /*when*/) {

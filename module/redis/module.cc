@@ -13,6 +13,7 @@
 #include "redis/lock_type.h"
 #include "redis/redis_api.h"
 #include "redis/server_state.h"
+#include "redis/tokens.h"
 
 namespace turnstile {
 namespace {
@@ -59,6 +60,7 @@ int OnLoad(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (const auto wrong = TakeArguments({argv, static_cast<size_t>(argc)}); wrong.has_value()) {
     return Refuse(ctx, *wrong);
   }
+  Tokens().ProcessStarted(WallNow());
   const bool atomic_slots = MovesSlotsAtomically(engine);
   RedisModule_SetModuleOptions(ctx, REDISMODULE_OPTIONS_HANDLE_IO_ERRORS |
                                         REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD |

@@ -244,8 +244,10 @@ const char* TextFor(Outcome outcome) {
       return "ERR ALSO cannot turn shared holds into exclusive ones: release them first, or ask "
              "for each alone";
     case Outcome::kFloorTooHigh:
-      return "ERR FLOOR must not be more than ten minutes ahead of the server's clock, in "
-             "microseconds of Unix time";
+      return "ERR FLOOR is too far ahead: it may be at most this server's last token "
+             "(turnstile_last_token in INFO turnstile), or its wall clock in microseconds plus "
+             "half "
+             "of turnstile.token-margin-ms";
     case Outcome::kCountedOut:
       return "ERR this hold is counted 4294967295 times, which is the most: release some";
     default:

@@ -1,18 +1,21 @@
 #include "redis/tokens.h"
 
-#include <utility>
-
 #include "redis/config.h"
 
 namespace turnstile {
 
 const TokenClock& ServerTokens::Issuing(FineInstant now) {
-  if (!issuing_) {
+  if (issuing_) {
+    clock_.SetMargin(TokenMargin());
+  } else {
     issuing_ = true;
     untold_start_ = true;
     issuing_since_ = ToInstant(now);
-    clock_.Observe(nodes_.AtMost(now));
-    untold_floor_ = clock_.StartIssuing(now, TokenMargin());
+    clock_.StartIssuing(now, TokenMargin());
+    clock_.NoteFloor(peers_.AtMost(now));
+    // At once, not with the first grant: were that lost with this server, a replica that knows
+    // what this server knew would start from the same floor.
+    ReplicateFloorSoon(now);
   }
   return clock_;
 }
@@ -22,42 +25,55 @@ Instant ServerTokens::GraceEnd() const {
   return issuing_ && grace > Millis{0} ? issuing_since_ + grace : kMinInstant;
 }
 
-void ServerTokens::TellFloorAgain(FineInstant now) {
-  if (issuing_ && clock_.LeadAt(now) > Micros{0}) untold_floor_ = clock_.last();
-}
-
 void ServerTokens::SlotsCame(FineInstant now) {
   slots_came_ = now;
-  if (issuing_ && clock_.TakePlace(now, TokenMargin(), nodes_)) TellFloorSoon(now);
+  if (!issuing_) return;
+  clock_.SetMargin(TokenMargin());
+  clock_.AdvanceBeyond(peers_, now);
 }
 
-void ServerTokens::HearFromNode(ClockReading reading, FineInstant now) {
-  nodes_.Observe(reading, now);
+void ServerTokens::OnPeerClock(ClockReading reading, FineInstant now) {
+  if (!clock_.MayAdopt(reading.last, now) || !clock_.MayAdopt(reading.wall, now)) return;
+  peers_.Observe(reading, now);
   // The message may be slower than the slot. No more than what it says: two nodes that hear of each
   // other must not push each other ahead.
   constexpr Millis kLate{10000};
   const bool just_came = slots_came_ <= now && now < slots_came_ + kLate;
-  if (!issuing_ || !just_came || reading.last <= clock_.last()) return;
-  clock_.Observe(reading.last);
-  TellFloorSoon(now);
-}
-
-// Slots come by the thousand, and so do clients that are sent here with ASK: a fact a second is
-// enough, as every grant is one too.
-void ServerTokens::TellFloorSoon(FineInstant now) {
-  constexpr Millis kTellEvery{1000};
-  if (told_at_ <= now && now < told_at_ + kTellEvery) return;
-  told_at_ = now;
-  untold_floor_ = clock_.last();
+  if (issuing_ && just_came) clock_.NoteFloor(reading.last);
 }
 
 void ServerTokens::StopIssuing() {
   issuing_ = false;
-  untold_floor_.reset();
+  floor_to_replicate_ = false;
+  floor_replicated_ = {};
+  clock_.ForgetFloor();
 }
 
-std::optional<Token> ServerTokens::TakeUntoldFloor() {
-  return std::exchange(untold_floor_, std::nullopt);
+// Slots come by the thousand, and so do clients that are sent here with ASK, each time with a
+// higher floor: a fact a second is enough, as every grant is one too.
+std::optional<Token> ServerTokens::TakeFloorBefore(Token token, FineInstant now) {
+  constexpr Millis kAtMostEvery{1000};
+  const std::optional<Token> floor = clock_.FloorPassedBy(token);
+  if (!floor.has_value() || LeadOf(*floor, now) == Micros{0}) return std::nullopt;
+  if (floor_replicated_ <= now && now < floor_replicated_ + kAtMostEvery) return std::nullopt;
+  floor_replicated_ = now;
+  return floor;
+}
+
+void ServerTokens::ReplicateFloorSoon(FineInstant now) {
+  if (issuing_ && ToSave(now).has_value()) floor_to_replicate_ = true;
+}
+
+std::optional<Token> ServerTokens::TakeFloorToReplicate(FineInstant now) {
+  if (!std::exchange(floor_to_replicate_, false)) return std::nullopt;
+  const std::optional<Token> floor = ToSave(now);
+  if (floor.has_value()) clock_.Observe(*floor);  // from here on others know it
+  return floor;
+}
+
+std::optional<Token> ServerTokens::ToSave(FineInstant now) const {
+  if (clock_.last() == Token{} || clock_.LeadAt(now) == Micros{0}) return std::nullopt;
+  return clock_.reading();
 }
 
 ServerTokens& Tokens() {

@@ -1,4 +1,8 @@
 // The server's one token clock, and when it starts to issue.
+//
+// The floor that it then notes is replicated, and written to the AOF, as a fact: at once if this
+// server knows of any lock or floor, and again whenever a copy of the data is made; otherwise
+// before the first grant. So a server on which nobody locks writes nothing.
 
 #ifndef TURNSTILE_REDIS_TOKENS_H_
 #define TURNSTILE_REDIS_TOKENS_H_
@@ -15,7 +19,10 @@ namespace turnstile {
 
 class ServerTokens {
  public:
-  // The clock to decide with. The first call after a start or a promotion adds the margin and
+  // To be called once, when the module is loaded.
+  void ProcessStarted(FineInstant now) { clock_.ProcessStarted(now); }
+
+  // The clock to decide with. The first call after a start or a promotion notes the floor and
   // begins the grace.
   const TokenClock& Issuing(FineInstant now);
 
@@ -30,38 +37,44 @@ class ServerTokens {
 
   // From now on this server may issue for locks for which another node of the cluster has issued.
   void SlotsCame(FineInstant now);
-  // Another node tells where its clock stands. Raises ours only if slots came a moment ago: who has
-  // nothing to do with a move must not lead for it.
-  void HearFromNode(ClockReading reading, FineInstant now);
+  // Another node tells where its clock stands. Concerns ours only if slots came a moment ago: a
+  // node that has nothing to do with a move must not lead for it. Readings too far ahead are
+  // ignored: nobody has to prove to be a node of the cluster, unless its bus is protected by TLS.
+  void OnPeerClock(ClockReading reading, FineInstant now);
 
   // The server is a replica now: it issues nothing until it is promoted.
   void StopIssuing();
 
-  // A copy of the data is about to leave (an AOF is rewritten, a replica syncs) that does not carry
-  // the clock: while it leads the wall clock, the floor must be told once more.
-  void TellFloorAgain(FineInstant now);
+  // The floor that has to be replicated before a grant of `token`, if any: the grant is what raises
+  // the clock past it.
+  std::optional<Token> TakeFloorBefore(Token token, FineInstant now);
 
-  // The floor that replicas and the AOF have not been told yet, if any; the caller tells them.
-  std::optional<Token> TakeUntoldFloor();
+  // A copy of the data is about to leave (an AOF is rewritten, a replica comes) that may not carry
+  // the clock: while it leads the wall clock, the floor must be replicated once more.
+  void ReplicateFloorSoon(FineInstant now);
+  bool has_floor_to_replicate() const { return floor_to_replicate_; }
+  // What to replicate now, if anything.
+  std::optional<Token> TakeFloorToReplicate(FineInstant now);
+
+  // Where the clock stands, for a file; nothing if no token leads the wall clock or if no lock was
+  // ever known.
+  std::optional<Token> ToSave(FineInstant now) const;
 
   // Whether the clock was set ahead by a start, and other nodes of a cluster do not know yet.
   bool has_untold_start() const { return untold_start_; }
   bool TakeUntoldStart() { return std::exchange(untold_start_, false); }
 
   bool issuing() const { return issuing_; }
-  bool has_untold_floor() const { return untold_floor_.has_value(); }
   const TokenClock& clock() const { return clock_; }
 
  private:
-  void TellFloorSoon(FineInstant now);
-
   TokenClock clock_;
   bool issuing_ = false;
   bool untold_start_ = false;
+  bool floor_to_replicate_ = false;
   Instant issuing_since_ = kMinInstant;
-  std::optional<Token> untold_floor_;
-  FineInstant told_at_{};  // when a floor was told last because slots came
-  RemoteClock nodes_;
+  FineInstant floor_replicated_{};  // when a grant did so last
+  RemoteClock peers_;
   FineInstant slots_came_{};
 };
 

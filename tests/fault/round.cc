@@ -179,7 +179,7 @@ Workload ShortLeases() {
   return workload;
 }
 
-// With a margin that many failovers in a row do not add up to ten minutes.
+// With a margin that melts between two failovers.
 const std::vector<std::string> kGraceOfShortLeases = {"--turnstile.failover-grace-ms", "150",
                                                       "--turnstile.token-margin-ms", "5000"};
 

@@ -485,6 +485,7 @@ class World {
     last_grant_.reset();
     const Token floor = primary_.clock.StartIssuing(now_, kMargin);
     Require(floor >= highest_, "a start is above all tokens");
+    primary_.clock.Observe(floor);  // as everybody who is told of it
     replica_.Obey({"LOCK.FACT", "FLOOR", std::to_string(floor.value)});
   }
 

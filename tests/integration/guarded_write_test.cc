@@ -430,8 +430,8 @@ TEST_F(FloorTest, TooFarAheadIsRefused) {
   const int64_t minute = 60'000'000;
   const int64_t now = 1000 * ServerNow(client_);
   const std::string before = InfoField(client_, "turnstile", "turnstile_last_token");
-  for (const int64_t floor : {now + 11 * minute, (int64_t{1} << 53) - 1}) {
-    EXPECT_TRUE(Acquire("job", "alice", floor).IsError("ERR FLOOR must not be more than"));
+  for (const int64_t floor : {now + minute, (int64_t{1} << 53) - 1}) {
+    EXPECT_TRUE(Acquire("job", "alice", floor).IsError("ERR FLOOR is too far ahead"));
   }
   for (const char* floor : {"0", "-1", "9007199254740992", "x", "1.5", ""}) {
     EXPECT_TRUE(client_.Do("LOCK.ACQUIRE", "job", "alice", "PX", 1, "FLOOR", floor)
@@ -442,7 +442,6 @@ TEST_F(FloorTest, TooFarAheadIsRefused) {
             Reply::Error("ERR syntax error: FLOOR is given twice"));
   EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_last_token"), before);
   EXPECT_EQ(client_.Do("EXISTS", "job"), Reply::Int(0));
-  EXPECT_EQ(Acquire("job", "alice", now + 9 * minute), Reply::Int(now + 9 * minute));
 }
 
 TEST_F(FloorTest, WithEveryOtherOption) {

@@ -174,16 +174,26 @@ std::string LastToken(Client& client) {
   return info.substr(start, info.find('\r', start) - start);
 }
 
+// The floor comes before the first token of a life; before that where a lock or a floor is known.
 TEST(AofTest, BeginsWithTheFloorOfEachLife) {
   Server server({.args = Aof("no")});
   Client client = server.Connect();
-  Commands expected = {{"SELECT", "0"}, {"LOCK.FACT", "FLOOR", LastToken(client)}};
-  EXPECT_EQ(ReadAof(server.dir()), expected);
+  EXPECT_EQ(ReadAof(server.dir()), Commands{}) << "nobody has locked anything yet";
+  const std::string first = LastToken(client);
+  MustAcquire(client, "job", "me");
+  Commands expected = ReadAof(server.dir());
+  std::erase_if(expected, [](const Command& command) {  // the order differs between engines
+    return command[0] == "SELECT" || command[0] == "MULTI" || command[0] == "EXEC";
+  });
+  ASSERT_EQ(expected.size(), 2U);
+  EXPECT_EQ(expected.at(0), (Command{"LOCK.FACT", "FLOOR", first}));
+  EXPECT_EQ(expected.at(1)[1], "HELD");
+  MustAcquire(client, "other", "me");
+  EXPECT_EQ(LastInAof(server.dir())[1], "HELD") << "only once";
   Crash(server);
   client = server.Connect();
-  expected.insert(expected.end(), {{"SELECT", "0"}, {"LOCK.FACT", "FLOOR", LastToken(client)}});
-  EXPECT_EQ(ReadAof(server.dir()), expected);
-  EXPECT_LT(std::stoll(expected.at(1).at(2)), std::stoll(expected.at(3).at(2)));
+  EXPECT_EQ(LastInAof(server.dir()), (Command{"LOCK.FACT", "FLOOR", LastToken(client)}));
+  EXPECT_GT(std::stoll(LastToken(client)), std::stoll(first));
 }
 
 TEST(AofTest, RewrittenHoldsOneFactForEachLock) {

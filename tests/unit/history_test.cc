@@ -217,9 +217,8 @@ class Model {
   }
 
   void StartIssuing(int64_t now, int64_t margin) {
-    const bool far_ahead = last_token - now >= 10 * kMinute;
-    last_token = std::max(last_token, now) + (far_ahead ? 0 : margin);
-    last_token = std::min(last_token, kLastToken);
+    const int64_t known = last_token == 0 ? 0 : last_token + 3 * kSecond;
+    last_token = std::min(std::max(known, now + margin), kLastToken);
   }
 
   // What a server knows of tokens when it has only read its locks.
@@ -1546,6 +1545,7 @@ class History {
 
   void StartIssuing() {
     const Token floor = primary_.clock.StartIssuing(fine_now(), Millis{margin_ / kMilli});
+    primary_.clock.Observe(floor);  // as everybody who is told of it
     model_.StartIssuing(now_, margin_);
     EXPECT_EQ(static_cast<int64_t>(floor.value), model_.last_token);
     EXPECT_GE(static_cast<int64_t>(floor.value), witness_.highest()) << "the margin is too small";

@@ -149,50 +149,72 @@ TEST(TokenClock, RefusesToIssueBeyondTheLastToken) {
   EXPECT_EQ(ClockAt(kNow).Next(At(kNow + 9)), Token{kNow + 9});
 }
 
-TEST(TokenClock, StartIssuingAddsTheMarginToTheLargerOfBoth) {
-  TokenClock empty;
-  EXPECT_EQ(empty.StartIssuing(At(kNow), kMargin), Token{kNow + 30 * kSecond});
-  EXPECT_EQ(empty.last(), Token{kNow + 30 * kSecond});
-  EXPECT_EQ(empty.Next(At(kNow)), Token{kNow + 30 * kSecond + 1});
+// --- Starting to issue -------------------------------------------------------------------------
 
-  TokenClock behind = ClockAt(kNow - 5);
-  EXPECT_EQ(behind.StartIssuing(At(kNow), kMargin), Token{kNow + 30 * kSecond});
-
-  TokenClock ahead = ClockAt(kNow + 5);
-  EXPECT_EQ(ahead.StartIssuing(At(kNow), kMargin), Token{kNow + 5 + 30 * kSecond});
-
-  TokenClock fine;
-  EXPECT_EQ(fine.StartIssuing(At(kNow), Millis{1}), Token{kNow + 1000});
-}
-
-TEST(TokenClock, StartIssuingWithoutMargin) {
-  TokenClock behind = ClockAt(kNow - 5);
-  EXPECT_EQ(behind.StartIssuing(At(kNow), Millis{0}), Token{kNow});
-  EXPECT_EQ(behind.Next(At(kNow)), Token{kNow + 1});
-  TokenClock ahead = ClockAt(kNow + 5);
-  EXPECT_EQ(ahead.StartIssuing(At(kNow), Millis{0}), Token{kNow + 5});
-}
-
-TEST(TokenClock, StartIssuingLeavesTheMarginOutAtALeadOfTenMinutes) {
+TEST(TokenClock, StartNotesTheLargerOfTheMarginAndThreeSecondsMore) {
   struct Case {
-    uint64_t lead;
-    bool margin;
+    uint64_t last;
+    uint64_t floor;
   };
-  for (const auto& [lead, margin] :
-       {Case{0, true}, Case{kTenMinutes / 2, true}, Case{kTenMinutes - 1, true},
-        Case{kTenMinutes, false}, Case{kTenMinutes + 1, false}, Case{48 * kTenMinutes, false}}) {
-    SCOPED_TRACE(lead);
-    TokenClock clock = ClockAt(kNow + lead);
-    const Token started{kNow + lead + (margin ? 30 * kSecond : 0)};
-    EXPECT_EQ(clock.StartIssuing(At(kNow), kMargin), started);
-    EXPECT_EQ(clock.last(), started);
+  for (const auto& [last, floor] :
+       {Case{0, kNow + 30 * kSecond}, Case{kNow - 5, kNow + 30 * kSecond},
+        Case{kNow + 27 * kSecond, kNow + 30 * kSecond},
+        Case{kNow + 27 * kSecond + 1, kNow + 30 * kSecond + 1},
+        Case{kNow + 60 * kSecond, kNow + 63 * kSecond},
+        Case{kNow + kTenMinutes, kNow + kTenMinutes + 3 * kSecond},
+        Case{kNow + 48 * kTenMinutes, kNow + 48 * kTenMinutes + 3 * kSecond}}) {
+    SCOPED_TRACE(last);
+    TokenClock clock = ClockAt(last);
+    EXPECT_EQ(clock.StartIssuing(At(kNow), kMargin), Token{floor});
+    EXPECT_EQ(clock.reading(), Token{floor});
+    EXPECT_EQ(clock.last(), Token{last}) << "a floor is no token";
+    EXPECT_EQ(clock.Next(At(kNow)), Token{floor + 1});
   }
 }
 
-TEST(TokenClock, RestartsInALoopDoNotRunAway) {
+TEST(TokenClock, StartWithoutMargin) {
+  TokenClock empty;
+  EXPECT_EQ(empty.StartIssuing(At(kNow), Millis{0}), Token{kNow});
+  EXPECT_EQ(empty.Next(At(kNow)), Token{kNow + 1});
+  TokenClock ahead = ClockAt(kNow + 5);
+  EXPECT_EQ(ahead.StartIssuing(At(kNow), Millis{0}), Token{kNow + 5 + 3 * kSecond});
+}
+
+TEST(TokenClock, StartsInALoopHardlyAddUp) {
   TokenClock clock;
-  for (int i = 0; i < 1000; ++i) clock.StartIssuing(At(kNow), kMargin);
-  EXPECT_EQ(clock.last(), Token{kNow + kTenMinutes});  // 20 margins of 30 s
+  clock.StartIssuing(At(kNow), kMargin);
+  EXPECT_EQ(Issue(clock, At(kNow)), kNow + 30 * kSecond + 1);
+  for (int i = 0; i < 30; ++i) {
+    const uint64_t before = clock.last().value;
+    clock.StartIssuing(At(kNow), kMargin);
+    EXPECT_EQ(Issue(clock, At(kNow)), before + 3 * kSecond + 1);
+  }
+  // Where nothing is granted, nothing adds up at all.
+  for (int i = 0; i < 30; ++i) {
+    const uint64_t before = clock.last().value;
+    EXPECT_EQ(clock.StartIssuing(At(kNow), kMargin), Token{before + 3 * kSecond});
+  }
+}
+
+TEST(TokenClock, FirstGrantPassesTheFloor) {
+  TokenClock clock = ClockAt(kNow);
+  EXPECT_EQ(clock.FloorPassedBy(Token{kNow + 1}), std::nullopt) << "none was noted";
+  clock.StartIssuing(At(kNow), kMargin);
+  const Token floor = clock.reading();
+  EXPECT_EQ(clock.FloorPassedBy(Token{kNow}), std::nullopt) << "a holder that asks again";
+  EXPECT_EQ(clock.FloorPassedBy(floor), std::nullopt);
+  EXPECT_EQ(clock.FloorPassedBy(*clock.Next(At(kNow))), floor);
+  Issue(clock, At(kNow));
+  EXPECT_EQ(clock.FloorPassedBy(*clock.Next(At(kNow))), std::nullopt) << "only the first does";
+}
+
+TEST(TokenClock, DemotionForgetsTheFloor) {
+  TokenClock clock = ClockAt(kNow);
+  clock.StartIssuing(At(kNow), kMargin);
+  EXPECT_EQ(clock.LeadAt(At(kNow)), kMargin);
+  clock.ForgetFloor();
+  EXPECT_EQ(clock.reading(), Token{kNow});
+  EXPECT_EQ(clock.LeadAt(At(kNow)), Micros{0});
 }
 
 // "As long as clock skew plus the lead of the tokens that were lost stays under the margin."
@@ -204,8 +226,8 @@ TEST(TokenClock, MarginCoversWhatWasForgotten) {
   }
 }
 
-TEST(TokenClock, StartIssuingStopsAtTheLastToken) {
-  for (const uint64_t last : {kLast - 30 * kSecond + 1, kLast - 1, kLast}) {
+TEST(TokenClock, StartStopsAtTheLastToken) {
+  for (const uint64_t last : {kLast - 30 * kSecond + 1, kLast - 3 * kSecond, kLast - 1, kLast}) {
     TokenClock near = ClockAt(last);
     EXPECT_EQ(near.StartIssuing(At(last), kMargin), kMaxToken);
     EXPECT_EQ(near.Next(At(last)), std::nullopt);
@@ -237,36 +259,89 @@ TEST(TokenClock, LeadOfAnyToken) {
   EXPECT_EQ(LeadOf(Token{kNow + 3}, At(kNow)), Micros{3});
   EXPECT_EQ(LeadOf(kMaxToken, At(uint64_t{0})), Micros{int64_t{kLast}});
   EXPECT_EQ(LeadOf(kMaxToken, kEndOfTime), Micros{0});
-  // The edge of what a client may restore.
-  const FineInstant now = At(kNow);
-  EXPECT_FALSE(LeadOf(Token{kNow + 3600 * kSecond}, now) > kLargestRestoredLead);
-  EXPECT_TRUE(LeadOf(Token{kNow + 3600 * kSecond + 1}, now) > kLargestRestoredLead);
+}
+
+// --- What others may ask of it ------------------------------------------------------------------
+
+TEST(TokenClock, FloorsOfClientsAreBoundedByThreeThings) {
+  TokenClock clock;
+  clock.ProcessStarted(At(kNow));
+  clock.StartIssuing(At(kNow), kMargin);
+  // Just after the start of the process: one and a half margins from there.
+  EXPECT_EQ(clock.HighestFloor(At(kNow)), Token{kNow + 45 * kSecond});
+  EXPECT_EQ(clock.HighestFloor(At(kNow + 30 * kSecond)), Token{kNow + 45 * kSecond});
+  // Later half a margin ahead of the wall clock.
+  EXPECT_EQ(clock.HighestFloor(At(kNow + 30 * kSecond + 1)), Token{kNow + 45 * kSecond + 1});
+  EXPECT_EQ(clock.HighestFloor(At(kNow + kTenMinutes)), Token{kNow + kTenMinutes + 15 * kSecond});
+  // Always what the clock has reached, or would reach with its next token.
+  clock.Observe(Token{kNow + 2 * kTenMinutes});
+  EXPECT_EQ(clock.HighestFloor(At(kNow + kTenMinutes)), Token{kNow + 2 * kTenMinutes});
+  clock.StartIssuing(At(kNow + kTenMinutes), kMargin);
+  EXPECT_EQ(clock.HighestFloor(At(kNow + kTenMinutes)),
+            Token{kNow + 2 * kTenMinutes + 3 * kSecond});
+}
+
+TEST(TokenClock, PromotionIsNoStartOfTheProcess) {
+  TokenClock clock;
+  clock.ProcessStarted(At(kNow));
+  const uint64_t later = kNow + kTenMinutes;
+  clock.StartIssuing(At(later), kMargin);
+  EXPECT_EQ(clock.HighestFloor(At(later)), Token{later + 30 * kSecond});
+}
+
+TEST(TokenClock, FloorsOfClientsFollowTheMargin) {
+  TokenClock clock;
+  clock.SetMargin(Millis{0});
+  EXPECT_EQ(clock.HighestFloor(At(kNow)), Token{kNow});
+  clock.SetMargin(Millis{1});
+  EXPECT_EQ(clock.HighestFloor(At(kNow)), Token{kNow + 500});
+  EXPECT_EQ(clock.HighestFloor(kEndOfTime), kMaxToken);
+}
+
+TEST(TokenClock, AdoptsWhatIsNotFarAhead) {
+  TokenClock clock;
+  EXPECT_TRUE(clock.MayAdopt(Token{kNow + kTenMinutes}, At(kNow)));
+  EXPECT_FALSE(clock.MayAdopt(Token{kNow + kTenMinutes + 1}, At(kNow)));
+  EXPECT_FALSE(clock.MayAdopt(kMaxToken, At(kNow)));
+  // What the clock has reached already does no harm.
+  clock.Observe(Token{kNow + 2 * kTenMinutes});
+  EXPECT_TRUE(clock.MayAdopt(Token{kNow + 2 * kTenMinutes}, At(kNow)));
+  EXPECT_FALSE(clock.MayAdopt(Token{kNow + 2 * kTenMinutes + 1}, At(kNow)));
 }
 
 // --- In a cluster: issuing in another's place --------------------------------------------------
 
-TEST(TokenClock, TakingAPlaceLeadsByTheMarginAndNoMore) {
-  TokenClock clock = ClockAt(kNow);
-  EXPECT_TRUE(clock.TakePlace(At(kNow), kMargin, {}));
-  EXPECT_EQ(clock.last(), Token{kNow + 30 * kSecond});
-  EXPECT_FALSE(clock.TakePlace(At(kNow), kMargin, {}));
-  EXPECT_EQ(clock.last(), Token{kNow + 30 * kSecond});
-  EXPECT_TRUE(clock.TakePlace(At(kNow + 1), kMargin, {}));
-  EXPECT_EQ(clock.LeadAt(At(kNow + 1)), kMargin);
-  // A lead that is larger stays.
-  TokenClock far = ClockAt(kNow + kTenMinutes);
-  EXPECT_FALSE(far.TakePlace(At(kNow), kMargin, {}));
-  EXPECT_EQ(far.last(), Token{kNow + kTenMinutes});
-  EXPECT_FALSE(ClockAt(kLast).TakePlace(At(kLast), kMargin, {}));
+TokenClock IssuingAt(uint64_t last) {
+  TokenClock clock = ClockAt(last);
+  clock.SetMargin(kMargin);
+  return clock;
 }
 
-TEST(TokenClock, TakingAPlaceIsMoreThanTheOthersHaveIssued) {
+TEST(TokenClock, AdvanceBeyondLeadsByTheMarginAndNoMore) {
+  TokenClock clock = IssuingAt(kNow);
+  clock.AdvanceBeyond({}, At(kNow));
+  EXPECT_EQ(clock.reading(), Token{kNow + 30 * kSecond});
+  EXPECT_EQ(clock.last(), Token{kNow}) << "raised by the first grant";
+  clock.AdvanceBeyond({}, At(kNow));
+  EXPECT_EQ(clock.reading(), Token{kNow + 30 * kSecond});
+  clock.AdvanceBeyond({}, At(kNow + 1));
+  EXPECT_EQ(clock.LeadAt(At(kNow + 1)), kMargin);
+  // Nothing is added to a lead that is larger.
+  TokenClock far = IssuingAt(kNow + kTenMinutes);
+  far.AdvanceBeyond({}, At(kNow));
+  EXPECT_EQ(far.reading(), Token{kNow + kTenMinutes});
+  TokenClock end = IssuingAt(kLast);
+  end.AdvanceBeyond({}, At(kLast));
+  EXPECT_EQ(end.reading(), kMaxToken);
+}
+
+TEST(TokenClock, AdvanceBeyondIsMoreThanTheOthersHaveIssued) {
   RemoteClock others;
   EXPECT_EQ(others.AtMost(At(kNow)), Token{0});
   others.Observe({.last = Token{kNow + 60 * kSecond}, .wall = Token{kNow + 2 * kSecond}}, At(kNow));
-  TokenClock clock;
-  EXPECT_TRUE(clock.TakePlace(At(kNow), kMargin, others));
-  EXPECT_GT(clock.last(), Token{kNow + 60 * kSecond});
+  TokenClock clock = IssuingAt(0);
+  clock.AdvanceBeyond(others, At(kNow));
+  EXPECT_GT(clock.reading(), Token{kNow + 60 * kSecond});
 }
 
 TEST(RemoteClock, GoesOnAtMostAsFastAsAServerCan) {
@@ -315,7 +390,7 @@ class SlotExchange : public ::testing::TestWithParam<uint64_t> {};
 
 TEST_P(SlotExchange, TokensRiseAndTheLeadDoesNotRunAway) {
   constexpr uint64_t kApart = 45 * kSecond;
-  TokenClock clocks[2];
+  TokenClock clocks[2] = {IssuingAt(0), IssuingAt(0)};
   RemoteClock heard[2];
   uint64_t wall = kNow;
   uint64_t last = 0;
@@ -326,7 +401,7 @@ TEST_P(SlotExchange, TokensRiseAndTheLeadDoesNotRunAway) {
     const auto at = [&](size_t node) { return At(wall + (node == 0 ? kApart : 0)); };
     heard[to].Observe(clocks[from].Read(at(from)), at(to));
     wall += random() % 8000;
-    clocks[to].TakePlace(at(to), kMargin, heard[to]);
+    clocks[to].AdvanceBeyond(heard[to], at(to));
     for (uint64_t grants = GetParam() > 0 ? random() % GetParam() : 0; grants > 0; grants--) {
       const uint64_t token = Issue(clocks[to], at(to));
       ASSERT_GT(token, last) << "hop " << hop;

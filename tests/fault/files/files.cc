@@ -244,7 +244,7 @@ bool CheckLock(Client& client, const std::string& key, Ttl ttl) {
                           digests.elements[0] == digests.elements[1];
     const bool same = copied == Reply::Array({Reply::Ok(), dump}) && (same_ttl || ttl == Ttl::kAny);
     client.Do("DEL", copy);
-    if (same || forged) break;  // forged: its token leads the clock by more than an hour
+    if (same || forged) break;  // forged: its token leads the clock by more than ten minutes
     // A hold may have ended between two of these commands; that does not happen twice.
     Require(tries < 2, story + "its copy differs: " + copied.ToString() + digests.ToString());
   }

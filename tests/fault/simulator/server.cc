@@ -232,6 +232,7 @@ void Server::BeOldPrimary(FineInstant now) {
   is_primary_ = true;
   issuing_ = true;
   issuing_since_ = ToInstant(now) - settings_.grace - Millis{1};
+  clock_.SetMargin(settings_.margin);
 }
 
 Instant Server::GraceEnd() const {
@@ -243,6 +244,7 @@ void Server::BecomeReplica() {
   is_primary_ = false;
   issuing_ = false;
   untold_floor_.reset();
+  clock_.ForgetFloor();
   held_back_ = false;
   to_take_back_.clear();
   sessions_.UnbindAll(std::nullopt);
@@ -473,8 +475,8 @@ Server::Copy Server::Save(FineInstant now) {
     }
   }
   if (clock_.LeadAt(now) > Micros{0}) {
-    copy.clock = clock_.last();
-    if (issuing_) untold_floor_ = clock_.last();
+    copy.clock = clock_.reading();
+    if (issuing_) untold_floor_ = clock_.reading();
   }
   return copy;
 }
@@ -716,6 +718,7 @@ void Server::Turn(FineInstant now, FineTick tick) {
   Issuing(now);
   if (untold_floor_.has_value()) {
     const Token floor = *std::exchange(untold_floor_, std::nullopt);
+    clock_.Observe(floor);  // from here on others know it
     const Digits digits(static_cast<int64_t>(floor.value));
     Emit(std::array{kFactCommand, kFactFloor, digits.text()});
   }

@@ -39,11 +39,15 @@ std::string Setting(RedisModuleCtx* ctx, const char* name) {
 bool in_cluster = false;
 int exports = 0;  // that are going on
 
-Instant looked_at = kMinInstant;  // when we looked at the cluster last,
-Micros look_took{0};              // and how long that took
-bool migrates = false;            // in this pass of the event loop keys may go to another server
-bool alarmed = true;              // since then a command was seen that may change the slots
-int looks_ahead = 0;              // so many more will follow soon
+Instant looked_at = kMinInstant;     // when we looked at the cluster last,
+Micros look_took{0};                 // and how long that took
+bool alarmed = true;                 // since then a command was seen that may change the slots
+int looks_ahead = 0;                 // so many more will follow soon
+Instant broadcast_at = kMinInstant;  // when we told other nodes last where our clock stands
+bool wants_broadcast = false;        // and whether there is reason to tell them again
+
+// Whether the command that was seen last, and may be running, is a MIGRATE.
+bool migrates = false;
 
 // As the last look found them.
 struct {
@@ -69,10 +73,12 @@ void SlotsMayChange() {
   looks_ahead = kLooksAfterAlarm;
 }
 
-// Sees every command before it runs, and before it is known whether it may.
+// Sees every command before it runs, and before it is known whether it may; those of scripts too.
+// Commands in MULTI are seen when they are queued, not when EXEC runs them.
 void LookAtCommand(RedisModuleCommandFilterCtx* command) {
   const std::string_view name = ToView(RedisModule_CommandFilterArgGet(command, 0));
-  migrates = migrates || IsKeyword(name, "MIGRATE");
+  // A MIGRATE that is refused removes nothing, and the next command ends this.
+  migrates = IsKeyword(name, "MIGRATE");
   if (IsKeyword(name, "CLUSTER") && RedisModule_CommandFilterArgsCount(command) > 1 &&
       ChangesSlots(ToView(RedisModule_CommandFilterArgGet(command, 1)))) {
     SlotsMayChange();
@@ -83,7 +89,9 @@ void LookAtCommand(RedisModuleCommandFilterCtx* command) {
 // between.
 constexpr uint8_t kReadingMessage = 1;
 
-void TellReading(RedisModuleCtx* ctx, FineInstant now) {
+void BroadcastClock(RedisModuleCtx* ctx, FineInstant now) {
+  wants_broadcast = false;
+  broadcast_at = ToInstant(now);
   const ClockReading reading = Tokens().clock().Read(now);
   const std::string text =
       std::to_string(reading.last.value) + ' ' + std::to_string(reading.wall.value);
@@ -102,8 +110,8 @@ void OnReading(RedisModuleCtx* /*ctx*/, const char* /*sender*/, uint8_t /*type*/
   }
 }
 
-void FollowSlots(RedisModuleCtx* ctx, ClusterView& cluster, FineInstant now) {
-  const bool was_alarmed = std::exchange(alarmed, false);
+void FollowSlots(ClusterView& cluster, FineInstant now) {
+  alarmed = false;
   looks_ahead = std::max(looks_ahead - 1, 0);
   looked_at = ToInstant(now);
   const ClusterMap* map = cluster.Map();
@@ -119,7 +127,7 @@ void FollowSlots(RedisModuleCtx* ctx, ClusterView& cluster, FineInstant now) {
   if (!Tokens().issuing()) return;
   const bool started = Tokens().TakeUntoldStart();  // which has set the clock ahead already
   if (came.any() && !started) Tokens().SlotsCame(now);
-  if (started || was_alarmed || changed) TellReading(ctx, now);
+  wants_broadcast = wants_broadcast || started || changed;
 }
 
 // Valkey 9's atomic slot migration.
@@ -134,7 +142,7 @@ void OnSlotMigration(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t m
   SlotsMayChange();
   if (moment == kImportCompleted) Tokens().SlotsCame(WallNow());
   if (moment == kExportStarted) {
-    TellReading(ctx, WallNow());
+    wants_broadcast = true;
     ++exports;
   } else if (moment == kExportAborted || moment == kExportCompleted) {
     --exports;
@@ -142,8 +150,32 @@ void OnSlotMigration(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t m
   // Now, because the server is about to remove what is in them.
   if (moment == kExportCompleted) {
     ClusterView cluster(ctx);
-    FollowSlots(ctx, cluster, WallNow());
+    FollowSlots(cluster, WallNow());
   }
+}
+
+Instant NextLook() {
+  constexpr Millis kAtRest{1000};
+  constexpr Millis kAlarmed{10};
+  if (looked_at == kMinInstant) return kMinInstant;
+  // Soon when there is an alarm, but anybody can cause one, and in a large cluster a look takes a
+  // millisecond: a tenth of our time is enough, and a hundred looks a second.
+  const Millis rest = std::max(std::chrono::ceil<Millis>(look_took * 9), kAlarmed);
+  if (alarmed || Tokens().has_untold_start()) return looked_at + rest;
+  return looked_at + (looks_ahead > 0 ? kBetweenThese : kAtRest);
+}
+
+// The first message after a while goes out at once. Slots that change in quick succession make no
+// more of them: what others know of our clock goes on with time.
+Instant NextBroadcast() {
+  constexpr Millis kAtMostEvery{50};
+  if (!wants_broadcast) return kMaxInstant;
+  return broadcast_at == kMinInstant ? kMinInstant : broadcast_at + kAtMostEvery;
+}
+
+// A moment in the future was noted before the wall clock was set back.
+bool IsDue(Instant due, Instant last, Instant now) {
+  return due <= now || (last > now && due != kMaxInstant);
 }
 
 }  // namespace
@@ -169,32 +201,26 @@ void CatchUpWithSlots(RedisModuleCtx* ctx, std::string_view key, FineInstant now
   if (known.ours[slot] && !may_be_back) return;
   if (!known.arriving[slot]) {
     ClusterView cluster(ctx);
-    FollowSlots(ctx, cluster, now);
+    FollowSlots(cluster, now);
   }
   // For one that arrives again and again: the other node goes on too.
   if (!known.ours[slot]) Tokens().SlotsCame(now);
 }
 
 Instant NextLookAtCluster() {
-  constexpr Millis kAtRest{1000};
-  if (!in_cluster) return kMaxInstant;
-  if (looked_at == kMinInstant) return kMinInstant;
-  // At once when there is an alarm; but in a large cluster a look takes a millisecond, and anybody
-  // can send us commands: a tenth of our time is enough.
-  const Millis rest = std::chrono::ceil<Millis>(look_took * 9);
-  if (alarmed || Tokens().has_untold_start()) return looked_at + rest;
-  return looked_at + (looks_ahead > 0 ? kBetweenThese : kAtRest);
+  return in_cluster ? std::min(NextLook(), NextBroadcast()) : kMaxInstant;
 }
 
 void LookAtCluster(RedisModuleCtx* ctx, FineInstant now) {
   migrates = false;
   const Instant moment = ToInstant(now);
-  // A look in the future was taken before the wall clock was set back.
-  if (moment < NextLookAtCluster() && looked_at <= moment) return;
-  ClusterView cluster(ctx);
-  FollowSlots(ctx, cluster, now);
-  look_took = std::max(WallNow() - now, Micros{0});
-  TheWaiters().LeaveLostSlots(cluster);
+  if (IsDue(NextLook(), looked_at, moment)) {
+    ClusterView cluster(ctx);
+    FollowSlots(cluster, now);
+    look_took = std::max(WallNow() - now, Micros{0});
+    TheWaiters().LeaveLostSlots(cluster);
+  }
+  if (IsDue(NextBroadcast(), broadcast_at, moment)) BroadcastClock(ctx, now);
 }
 
 bool MovesAway(std::string_view key) {

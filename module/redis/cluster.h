@@ -13,7 +13,8 @@
 // granted in a slot that was not known to be ours; every second; and when a command is seen that
 // may be about to change the slots. Such commands are seen by a filter, which runs before the
 // server has checked who sends them, and, from Valkey 8 on, a moment before they take effect: it
-// believes nothing, it only makes us look, and tell where our clock stands.
+// believes nothing, it only makes us look. How often we look, and how often we tell others where
+// our clock stands, is bounded whatever anybody sends.
 
 #ifndef TURNSTILE_REDIS_CLUSTER_H_
 #define TURNSTILE_REDIS_CLUSTER_H_
@@ -36,14 +37,14 @@ bool InCluster();
 // token clock gets ahead of what others have issued in it.
 void CatchUpWithSlots(RedisModuleCtx* ctx, std::string_view key, FineInstant now);
 
-// When the next look is due; kMaxInstant outside clusters. Then the token clock follows the slots,
-// and those who wait for what is gone are told.
+// When the next look, or the next message to other nodes, is due; kMaxInstant outside clusters. At
+// a look the token clock follows the slots, and those who wait for what is gone are told.
 Instant NextLookAtCluster();
 // Looks if it is due. To be called in every pass of the event loop.
 void LookAtCluster(RedisModuleCtx* ctx, FineInstant now);
 
 // Whether a lock that the server is removing, though it is held, goes to another node or has gone
-// there already. Where that is not known it is taken for lost.
+// there already. Where that is not known, as for a MIGRATE in MULTI, it is taken for lost.
 bool MovesAway(std::string_view key);
 
 // Whether Valkey is moving slots away in one step. It gives up if meanwhile something is replicated

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "support/client.h"
 #include "support/cluster.h"
+#include "support/events.h"
 #include "support/eventually.h"
 #include "support/lock_test.h"
 #include "support/reply.h"
@@ -351,6 +353,89 @@ TEST(SlotBystanderTest, CommandsThatAreRefusedHaveNoEffect) {
     EXPECT_TRUE(client.Do(command).IsError()) << command.back();
   }
   EXPECT_EQ(LeadOf(client), 0);
+}
+
+int64_t ClockMessagesSent(Client& client) {
+  const std::string info = client.Do("CLUSTER", "INFO").text;
+  const std::string field = "cluster_stats_messages_module_sent:";
+  const size_t start = info.find(field);
+  return start == std::string::npos ? 0 : std::stoll(info.substr(start + field.size()));
+}
+
+// Anybody can send what looks like a change of slots, before it is known who sends it.
+TEST(SlotBystanderTest, CommandsThatAreRefusedMakeNoTraffic) {
+  Cluster cluster({.primaries = 2});
+  Client& client = cluster.client(0);
+  ASSERT_EQ(client.Do("ACL", "SETUSER", "default", "off"), Reply::Ok());
+  Client stranger = cluster.server(0).Connect();
+  // One that has the right makes some, so that they can be counted.
+  const int64_t slot = cluster.SlotOf(cluster.KeyOn(0));
+  EXPECT_EQ(client.Do("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.id(1)), Reply::Ok());
+  ASSERT_TRUE(Eventually([&] { return ClockMessagesSent(client) > 0; }));
+  EXPECT_EQ(client.Do("CONFIG", "RESETSTAT"), Reply::Ok());
+  const int64_t before = ClockMessagesSent(client);
+  const int64_t begin = ServerNow(client);
+  for (int i = 0; i < 500; i++) {
+    EXPECT_TRUE(stranger.Do("CLUSTER", "SETSLOT", "1", "NODE", cluster.id(1)).IsError());
+  }
+  const int64_t took_ms = ServerNow(client) - begin;
+  EXPECT_LE(ClockMessagesSent(client), before);
+  const std::string calls = InfoField(client, "commandstats", "cmdstat_cluster|nodes");
+  ASSERT_TRUE(calls.starts_with("calls=")) << calls;
+  EXPECT_LE(std::stoi(calls.substr(6)), took_ms / 10 + 3) << "a look every ten milliseconds";
+}
+
+// Slots that really change, in quick succession, make a bounded number of messages.
+TEST(SlotBystanderTest, ChangesInQuickSuccessionMakeFewMessages) {
+  Cluster cluster({.primaries = 2});
+  Client& client = cluster.client(0);
+  const int64_t slot = cluster.SlotOf(cluster.KeyOn(0));
+  const int64_t before = ClockMessagesSent(client);
+  const int64_t begin = ServerNow(client);
+  for (int i = 0; i < 200; i++) {
+    EXPECT_EQ(client.Do("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.id(1)), Reply::Ok());
+    EXPECT_EQ(client.Do("CLUSTER", "SETSLOT", slot, "STABLE"), Reply::Ok());
+  }
+  const int64_t took_ms = ServerNow(client) - begin;
+  EXPECT_LE(ClockMessagesSent(client) - before, took_ms / 50 + 2);
+}
+
+// A node whose clock is wrong, or whoever can speak on the bus, pushes nobody far ahead.
+TEST(SlotBystanderTest, ReadingsFarAheadAreNotBelieved) {
+  Cluster cluster(
+      {.primaries = 2, .args = {"--turnstile.token-margin-ms", "1000"}, .own_clocks = true});
+  cluster.clock(1).Set(std::chrono::minutes{15}, cluster.client(1));
+  ASSERT_TRUE(cluster.server(1).Restart());
+  cluster.Reconnect(1);
+  cluster.AwaitOk();
+  const std::string key = cluster.KeyOn(1);
+  SlotMove(cluster, cluster.SlotOf(key), 1, 0).Whole();
+  cluster.AwaitOk();
+  MustAcquire(cluster.client(0), key, "alice");
+  EXPECT_LE(LeadOf(cluster.client(0)), 1000);
+}
+
+// A lock that is deleted is lost, whatever was refused just before.
+TEST(SlotBystanderTest, RefusedMigrateHidesNoLoss) {
+  Cluster cluster({.primaries = 2, .args = {"--notify-keyspace-events", "Kd"}});
+  const std::string key = cluster.KeyOn(0);
+  Client& client = cluster.client(0);
+  ASSERT_EQ(client.Do("ACL", "SETUSER", "eve", "on", "nopass", "~*", "+del", "+multi", "+exec"),
+            Reply::Ok());
+  const Command migrate = {"MIGRATE", "127.0.0.1", std::to_string(cluster.server(1).port()),
+                           key,       "0",         "1000"};
+  Client eve = cluster.server(0).Connect();
+  ASSERT_EQ(eve.Do("AUTH", "eve", ""), Reply::Ok());
+  EventLog log(cluster.server(0));
+  for (const Commands& pipeline :
+       {Commands{migrate, {"DEL", key}}, Commands{{"MULTI"}, migrate, {"EXEC"}, {"DEL", key}}}) {
+    MustAcquire(client, key, "alice");
+    for (const Command& command : pipeline) eve.Send(command);
+    for (size_t i = 1; i < pipeline.size(); i++) eve.Read();
+    EXPECT_EQ(eve.Read(), Reply::Int(1));
+    const Texts events = log.Until(client);
+    EXPECT_EQ(std::count(events.begin(), events.end(), key + " lock.lost"), 1);
+  }
 }
 
 // Nobody is told that the cluster is down only because we cannot ask.

@@ -11,13 +11,13 @@
 //   }
 //
 // The lock survives the loss of any minority of the servers. Two rounds find one fencing token: the
-// first asks every server for a token, the second raises all of them to the highest. Any two
+// first asks every server for a token, the second raises a majority to one of them. Any two
 // majorities share a server, so a later holder's token is larger, and a store that keeps the
 // highest token it has seen can refuse a holder that is late.
 //
 // The servers share nothing: no replication, no persistence is needed. A server that restarts empty
 // has forgotten its holds: set turnstile.failover-grace-ms on all of them to the longest lease in
-// use.
+// use, and turnstile.token-margin-ms to at least twice what their clocks may be apart.
 
 import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -83,8 +83,12 @@ export class Quorum {
     const tokens = await this.askAll(this.servers, command);
     const granted = this.servers.filter((_, i) => tokens[i] !== null);
     if (granted.length >= this.majority) {
-      const token = Math.max(...tokens.filter((t) => t !== null));
-      // A larger answer means that the hold was lost in between: only the same token counts.
+      const token = closestMajority(
+        tokens.filter((t) => t !== null),
+        this.majority,
+      );
+      // A larger answer means that the hold was lost in between, or that this server is not of the
+      // majority: only the same token counts.
       const again = await this.askAll(granted, [...command, 'FLOOR', String(token)]);
       const hold = new Hold(this, key, owner, token, validUntil(start, leaseMs));
       if (count(again, token) >= this.majority && hold.valid()) return hold;
@@ -141,17 +145,22 @@ export class Hold {
     return performance.now() < this.until;
   }
 
-  /** Whether a majority let the lease end leaseMs from now. */
+  /** Whether a majority let the lease end leaseMs from now, while the old one was valid. */
   async extend(leaseMs) {
     const until = validUntil(performance.now(), leaseMs);
-    const command = ['LOCK.TOUCH', this.key, this.#owner, 'PX', String(leaseMs)];
-    const answers = await this.#quorum.askAll(this.#quorum.servers, command);
-    if (count(answers, 1) >= this.#quorum.majority) {
-      this.until = until;
-      return this.valid();
+    const lease = [this.key, this.#owner, 'PX', String(leaseMs)];
+    const { servers, majority } = this.#quorum;
+    const answers = await this.#quorum.askAll(servers, ['LOCK.TOUCH', ...lease]);
+    const extended = count(answers, 1) >= majority && this.valid();
+    // If not, the new lease may be the shorter one.
+    this.until = extended ? until : Math.min(this.until, until);
+    const lost = servers.filter((_, i) => answers[i] === 0);
+    if (lost.length && this.valid()) {
+      // A server that restarted can be won back. It counts from the next extension on: by then a
+      // majority has kept everybody else out without it.
+      await this.#quorum.askAll(lost, ['LOCK.ACQUIRE', ...lease, 'FLOOR', String(this.token)]);
     }
-    this.until = Math.min(this.until, until); // the new lease may be the shorter one
-    return false;
+    return extended && this.valid();
   }
 
   /** Gives the lock up on every server it can reach; elsewhere the lease ends it. */
@@ -159,6 +168,23 @@ export class Hold {
     this.until = performance.now();
     await this.#quorum.askAll(this.#quorum.servers, ['LOCK.RELEASE', this.key, this.#owner]);
   }
+}
+
+/**
+ * The highest of the `size` tokens that lie closest together. A server that started a moment ago
+ * leads the others, by up to its margin, and they would refuse to follow it: it is left out if
+ * there are enough of them.
+ * @param {number[]} tokens
+ * @param {number} size
+ */
+function closestMajority(tokens, size) {
+  const sorted = [...tokens].sort((a, b) => a - b);
+  const last = (i) => sorted[i + size - 1];
+  let best = 0;
+  for (let i = 1; i + size <= sorted.length; i++) {
+    if (last(i) - sorted[i] < last(best) - sorted[best]) best = i;
+  }
+  return last(best);
 }
 
 const count = (answers, wanted) => answers.filter((answer) => answer === wanted).length;

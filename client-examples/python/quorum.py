@@ -7,12 +7,13 @@
             store.write(page, fencing_token=hold.token)
 
 The lock survives the loss of any minority of the servers. Two rounds find one fencing token: the
-first asks every server for a token, the second raises all of them to the highest. Any two
-majorities share a server, so a later holder's token is larger, and a store that keeps the highest
-token it has seen can refuse a holder that is late.
+first asks every server for a token, the second raises a majority to one of them. Any two majorities
+share a server, so a later holder's token is larger, and a store that keeps the highest token it has
+seen can refuse a holder that is late.
 
 The servers share nothing: no replication, no persistence is needed. A server that restarts empty
-has forgotten its holds: set turnstile.failover-grace-ms on all of them to the longest lease in use.
+has forgotten its holds: set turnstile.failover-grace-ms on all of them to the longest lease in use,
+and turnstile.token-margin-ms to at least twice what their clocks may be apart.
 
 Needs redis-py, tested with 4.3 (Debian: python3-redis). One Quorum per thread.
 """
@@ -70,8 +71,11 @@ class Quorum:
         tokens = self.ask_all(self.servers, *command)
         granted = [server for server, token in zip(self.servers, tokens) if token is not None]
         if len(granted) >= self.majority:
-            token = max(token for token in tokens if token is not None)
-            # A larger answer means that the hold was lost in between: only the same token counts.
+            token = closest_majority(
+                [token for token in tokens if token is not None], self.majority
+            )
+            # A larger answer means that the hold was lost in between, or that this server is not of
+            # the majority: only the same token counts.
             same = self.ask_all(granted, *command, "FLOOR", token).count(token)
             hold = Hold(self, key, owner, token, valid_until(start, lease_ms))
             if same >= self.majority and hold.valid():
@@ -113,17 +117,23 @@ class Hold:
         return time.monotonic() < self.until
 
     def extend(self, lease_ms):
-        """Whether a majority let the lease end lease_ms from now."""
+        """Whether a majority let the lease end lease_ms from now, while the old one was valid."""
         until = valid_until(time.monotonic(), lease_ms)
         servers = self._quorum.servers
         answers = self._quorum.ask_all(
             servers, "LOCK.TOUCH", self.key, self._owner, "PX", lease_ms
         )
-        if answers.count(1) >= self._quorum.majority:
-            self.until = until
-            return self.valid()
-        self.until = min(self.until, until)  # the new lease may be the shorter one
-        return False
+        extended = answers.count(1) >= self._quorum.majority and self.valid()
+        # If not, the new lease may be the shorter one.
+        self.until = until if extended else min(self.until, until)
+        lost = [server for server, answer in zip(servers, answers) if answer == 0]
+        if lost and self.valid():
+            # A server that restarted can be won back. It counts from the next extension on: by then
+            # a majority has kept everybody else out without it.
+            self._quorum.ask_all(
+                lost, "LOCK.ACQUIRE", self.key, self._owner, "PX", lease_ms, "FLOOR", self.token
+            )
+        return extended and self.valid()
 
     def release(self):
         """Gives the lock up on every server it can reach; elsewhere the lease ends it."""
@@ -135,6 +145,17 @@ class Hold:
 
     def __exit__(self, *_):
         self.release()
+
+
+def closest_majority(tokens, size):
+    """The highest of the `size` tokens that lie closest together.
+
+    A server that started a moment ago leads the others, by up to its margin, and they would refuse
+    to follow it: it is left out if there are enough of them.
+    """
+    tokens = sorted(tokens)
+    spans = zip(tokens, tokens[size - 1 :])
+    return min(spans, key=lambda span: span[1] - span[0])[1]
 
 
 def valid_until(start, lease_ms):

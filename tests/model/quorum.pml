@@ -109,7 +109,7 @@ inline Acquire(c, s, least) {
 
 #define SECOND_ROUND(c, s) \
   :: atomic { \
-       HAS(first[c], s) && !HAS(second[c], s) && MAY_ANSWER(c, s) -> \
+       !HAS(second[c], s) && MAY_ANSWER(c, s) -> \
        Acquire(c, s, T[c]); \
        if \
        :: COUNTS(answer, T[c]) -> second[c] = second[c] | BIT(s) \

@@ -4,6 +4,9 @@ It knows no module API, no timers and no indexes: plain lists and dictionaries t
 one end to the other, and a clock that the driver sets. Each rule quotes the sentence of
 docs/commands.md that it comes from. Whoever changes this file does not look into module/.
 
+Where the page is silent, a rule that begins with SEEN was taken from what servers did. Such a rule
+notices that the behaviour changes, not that it is wrong; it should get a sentence on the page.
+
     model = Model(wall_us, margin_ms)
     model.command(connection, args)     a command's reply, or BLOCKED; then
     model.settle()                      hand over what is free
@@ -207,12 +210,16 @@ class Model:
     def advance(self, wall_us):
         self.now_us = wall_us
         for request in list(self.waiting):
-            if request.deadline <= self.now:
+            if request.deadline <= self.now:  # SEEN: in the millisecond of its end, not after it
                 # "A waiter leaves at its time-out (null)"
                 self.leave(request)
                 self.replies.append((request.connection, None))
         self.clean()
         self.settle()
+
+    def last_milliseconds(self):
+        """Of all keys: "Its TTL is the latest end of its holds, linger included"."""
+        return {self.now + self.ttl(key) for key in self.entries if self.ttl(key) >= 0}
 
     def clean(self):
         """Drops what nobody can see any more: "The key exists only while held or lingers"."""
@@ -228,7 +235,7 @@ class Model:
 
     def new_token(self, floor):
         # "A new one is larger than every token this lock was held under before"; "A new token is at
-        # least this one". Over all: max(last token + 1, wall clock in microseconds).
+        # least this one". Over all, from docs/guarantees.md: max(last token + 1, wall clock in µs).
         self.last_token = max(self.last_token + 1, self.now_us, floor)
         return self.last_token
 
@@ -301,7 +308,7 @@ class Model:
         return line[:line.index(request)] if request in line else list(line)
 
     def upgrade_place(self, key):
-        """"ahead of everybody whom its shared hold already blocks": and of those behind them."""
+        """"ahead of everybody whom its shared hold already blocks". SEEN: and of those behind."""
         line = self.lines.get(key, [])
         if not self.rule("upgrade-first"):
             return len(line)
@@ -329,7 +336,7 @@ class Model:
         held = [hold for hold in holds if hold is not None]
         plain = [key for key in request.keys if self.is_plain_of(key, request.owner)]
         if plain and len(plain) == len(request.keys):
-            return "grant"  # "all, plain strings: new token"
+            return "grant"  # "all, plain strings: new token". SEEN: whoever waits already.
         if held or plain:
             # "One that holds only some of them, or under different tokens, gets an error"
             if len(held) != len(request.keys) or len({hold.token for hold in held}) != 1:
@@ -349,8 +356,12 @@ class Model:
                 return "busy"
             # "While a line has such work left, a newcomer joins its end, and one that does not wait
             # is answered null": inside a transaction, between a release and the hand-over.
-            if request not in self.waiting and any(self.its_turn(waiter) for waiter in ahead):
-                return "busy"
+            if request not in self.waiting:
+                for waiter in ahead:
+                    if self.its_turn(waiter):
+                        if len(waiter.keys) > 1:
+                            raise Unclear  # the work may be left in another line of its
+                        return "busy"
         return "grant"
 
     def its_turn(self, waiter):
@@ -373,12 +384,10 @@ class Model:
             return True
         for key in holds:
             entry = self.entries[key]
-            if isinstance(entry, Plain) and ahead[key]:
-                raise Unclear  # those before it wait for the string that it would turn into a lock
-            if self.passes_somebody(waiter, key, ahead[key]):
+            if isinstance(entry, Lock) and self.passes_somebody(waiter, key, ahead[key]):
                 return False
-            if any(not compatible(entry.mode, other.mode) for other in ahead[key]):
-                raise Unclear  # those before it wait for the hold that it would get again
+            if ahead[key]:
+                raise Unclear  # is it before those who wait for what it holds, or behind them?
         return True
 
     def decide_upgrade(self, request):
@@ -473,7 +482,8 @@ class Model:
                 changed = True
 
     def wait(self, request):
-        # "A newer call that is answered at once leaves the waiting one alone."
+        # SEEN: a newer call that is answered at once leaves the waiting one alone, also if it has
+        # WAIT and is granted. The page says so of refused ones and of those without WAIT only.
         older = self.overlapping(request)
         same = [w for w in older if set(w.keys) == set(request.keys) and w.mode == request.mode]
         if self.closes_cycle(request, older, same):
@@ -506,7 +516,7 @@ class Model:
             if self.is_upgrade(request):
                 place = self.upgrade_place(key)
                 if place < len(self.lines.get(key, [])):
-                    # As if it had come just before those behind it.
+                    # SEEN: served as if it had come just before those behind it.
                     number, before = self.lines[key][place].arrival
                     request.arrival = (number, before - 1)
             self.lines.setdefault(key, []).insert(place, request)
@@ -548,6 +558,7 @@ class Model:
         waits that the call would replace are not counted." """
         to_visit = []
         if same:
+            # SEEN: its place counts, because the newer call takes it over.
             replaced = [waiter for waiter in replaced if waiter is not same[0]]
         for key in request.keys:
             line = self.lines.get(key, [])
@@ -595,7 +606,8 @@ class Model:
                             # "If the hold ends without a release (its session closed), the lock
                             # stays closed for that many milliseconds more"
                             hold.ended = True
-                            hold.end = self.now - 1  # the last millisecond at which it was live
+                            # SEEN: counted from the millisecond before.
+                            hold.end = self.now - 1
                         hold.session = None
         del self.db_of[connection]
         self.settle()
@@ -786,6 +798,9 @@ class Model:
             if args.pop(0).upper() != "THEN" or not args:
                 raise Failed("ERR")
             inner = args
+            if (inner[0].upper() == "LOCK.FENCE" and len(inner) > 3
+                    and inner[3].upper() == "THEN"):
+                raise Failed("ERR")  # "Refused also for the holder: a THEN inside a THEN"
         entry = self.entries.get(key)
         if isinstance(entry, Other):
             raise Failed("WRONGTYPE")
@@ -796,12 +811,8 @@ class Model:
             return max(tokens) if tokens else None
         if inner is None:
             return 1 if token in tokens else 0
-        nested = (inner[0].upper() == "LOCK.FENCE" and len(inner) > 3
-                  and inner[3].upper() == "THEN")
         if token not in tokens:
-            return Error("FENCED", "ERR") if nested else Error("FENCED")
-        if nested:
-            return Error("ERR")  # "a THEN inside a THEN" is refused also for the holder
+            return Error("FENCED")
         return self.command(connection, inner, one_try=True, no_connection=True)
 
     # --- Strangers' commands ------------------------------------------------------------------------

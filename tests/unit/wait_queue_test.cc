@@ -1435,7 +1435,7 @@ class QueueHistory {
   }
 
   Outcome Decided(const std::vector<Site>& sites, const AcquireRequest& request) const {
-    return Decide(sites, request, FineInstant(now_), clock_, grace_).outcome;
+    return Decide(sites, request, FineInstant(now_), clock_, {.grace = grace_}).outcome;
   }
 
   static bool IsGrant(Outcome outcome) { return Admission{outcome, {}}.granted(); }
@@ -1492,11 +1492,13 @@ class QueueHistory {
   }
 
   void RemoveOverdue(size_t index) {
-    std::vector<std::string> owners;
-    for (const Ended& ended : Overdue(locks_.at(index).place(), now_)) {
-      owners.emplace_back(ended.owner.bytes);
+    const auto overdue = Overdue(locks_.at(index).place(), now_);
+    if (!overdue.has_value()) return;
+    State& state = locks_.at(index);
+    queue_.Wake(kNames.at(index));
+    if (Lock* left = Apply(state.lock.get(), *overdue); left != state.lock.get()) {
+      state.lock.reset(left);
     }
-    for (const std::string& owner : owners) TakeOut(index, Ended{Owner{owner}});
   }
 
   void Grant(const std::vector<size_t>& locks, const AcquireRequest& request, Token token) {
@@ -1549,7 +1551,8 @@ class QueueHistory {
       naive.push_back({place, Ahead(index, nullptr, upgrade)});
       put_off = put_off || (line != nullptr && line->Ahead(false, now_).IsMixed());
     }
-    const Admission admission = Decide(sites, request, FineInstant(now_), clock_, grace_);
+    const Admission admission =
+        Decide(sites, request, FineInstant(now_), clock_, {.grace = grace_});
     if (!put_off) {
       EXPECT_EQ(admission.outcome, Decided(naive, request));
     }
@@ -1717,7 +1720,8 @@ class QueueHistory {
     std::vector<Site> sites;
     for (size_t i = 0; i < call.locks.size(); ++i) sites.push_back(SiteOf(call, i));
     const AcquireRequest& request = call.waiter.request();
-    const Admission admission = Decide(sites, request, FineInstant(now_), clock_, grace_);
+    const Admission admission =
+        Decide(sites, request, FineInstant(now_), clock_, {.grace = grace_});
     EXPECT_EQ(admission.outcome, NaiveOutcome(call));
     if (admission.busy()) {
       BlockCall(call, sites);

@@ -25,6 +25,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/deadlock.h"
 #include "core/decide.h"
 #include "core/encoding.h"
 #include "core/fact.h"
@@ -194,7 +195,7 @@ class World {
       CheckState();
     }
     grace_ = Grace::kOver;
-    queue_.WakeAll();
+    queue_.WakeAll(std::nullopt);
     for (int i = 0; !parked_.empty(); ++i) {
       Require(i < 10'000, "everybody is answered in the end");
       BeforeSleep();
@@ -260,7 +261,7 @@ class World {
       FailOver();
     } else if (what == 28) {
       grace_ = grace_ == Grace::kOn ? Grace::kOver : Grace::kOn;
-      queue_.WakeAll();
+      queue_.WakeAll(std::nullopt);
     } else if (what == 29) {
       GoBack();
     } else if (what == 30) {
@@ -315,7 +316,8 @@ class World {
     for (const size_t key : keys) {
       names.push_back(NameOf(key));
       const WaitQueue::Line* line = queue_.Find(names.back());
-      sites.push_back({primary_.PlaceAt(key), line == nullptr ? Crowd{} : line->Ahead(upgrade)});
+      sites.push_back(
+          {primary_.PlaceAt(key), line == nullptr ? Crowd{} : line->Ahead(upgrade, now())});
     }
     const Admission admission = Decide(sites, request, now_, primary_.clock, {.grace = grace_});
     if (admission.granted()) return Admit(request, keys, admission, nullptr);
@@ -331,28 +333,39 @@ class World {
       waiter->keys = older.keys;
       waiter->arrival = older.arrival;
       waiter->was_upgrade = older.was_upgrade;
-      const bool asks_for_less = request.limit < older.request().limit;
       queue_.TakeOver(*waiter, older);
       Require(!older.in_line(), "whose place is taken stands in no line");
-      if (asks_for_less &&
-          !queue_.FindCycle(*waiter, {}, now(), WaitQueue::From::kAnyWait).empty()) {
-        return queue_.TakeOver(older, *waiter);
-      }
+      if (!FindCycleOf(*waiter, olders).empty()) return queue_.TakeOver(older, *waiter);
       Forget(older);
       parked_.push_back(std::move(waiter));
       return;
     }
-    std::vector<size_t> new_lines = keys;
-    std::erase_if(new_lines, [&](size_t key) { return queue_.Find(NameOf(key)) != nullptr; });
     queue_.Enter(*waiter, names, request.owner, upgrade);
-    for (const size_t key : new_lines) TellHolders(key);
-    const auto cycle = queue_.FindCycle(*waiter, olders, now());
+    Block(*waiter, sites);
+    const auto cycle = FindCycleOf(*waiter, olders);
     for (size_t i = 0; i < cycle.size(); ++i) {
       Require(IsInTheWay(cycle[i].lock, cycle[(i + 1) % cycle.size()].owner), "a cycle is closed");
     }
     parked_.push_back(std::move(waiter));
     if (!cycle.empty()) return Leave(*parked_.back());
     for (WaitQueue::Waiter* older : olders) Leave(static_cast<Parked&>(*older));
+  }
+
+  std::vector<CycleStep> FindCycleOf(const Parked& waiter,
+                                     const std::vector<WaitQueue::Waiter*>& olders) {
+    const auto show = [this](LockName lock, const auto& see) {
+      see(primary_.PlaceAt(NumberOf(lock.key)));
+    };
+    return FindCycle(queue_, waiter, olders, now(), show);
+  }
+
+  void Block(Parked& waiter, const std::vector<Site>& sites) {
+    for (size_t i = 0; i < sites.size(); ++i) {
+      if (!IsBlocked(sites[i], waiter.request(), now())) continue;
+      return queue_.Block(waiter, i, NextEnd(sites[i].place, now()));
+    }
+    Require(grace_ == Grace::kOn, "who waits is blocked");
+    queue_.Suspend(waiter);
   }
 
   // Whether `owner` holds the lock or stands in its line.
@@ -374,6 +387,13 @@ class World {
     const auto touching = ParseTouch(views, kLimits);
     const auto releasing = ParseRelease(views);
     Require((touch ? touching.index() : releasing.index()) == 0, "it is understood");
+    if (!touch) {
+      std::vector<LockName> names;
+      for (const size_t key : keys) names.push_back(NameOf(key));
+      for (auto* wait : queue_.FindWaiters(names, Owner{words[1]})) {
+        Leave(static_cast<Parked&>(*wait));
+      }
+    }
     for (const size_t key : keys) {
       Told* told = ToldTo(key, words[1]);
       const bool plain = IsOwnPlain(key, words[1]);
@@ -447,7 +467,7 @@ class World {
     primary_.At(key) = {};
     replica_.At(key) = {};
     told_.at(key).clear();
-    queue_.ClearHolders(NameOf(key));
+    queue_.Wake(NameOf(key));
   }
 
   void Set() {
@@ -459,7 +479,7 @@ class World {
       node->At(key).plain = value;
       node->At(key).plain_end = ttl < 64 ? kMaxInstant : now() + Millis{ttl};
     }
-    KeyChanged(key);
+    queue_.Wake(NameOf(key));
   }
 
   void Rename(size_t from, size_t to) {
@@ -467,8 +487,8 @@ class World {
     if (from == to || (place.lock == nullptr && !place.plain.has_value())) return;
     for (Node* node : {&primary_, &replica_}) node->At(to) = std::exchange(node->At(from), {});
     told_.at(to) = std::exchange(told_.at(from), {});
-    KeyChanged(from);
-    KeyChanged(to);
+    queue_.Wake(NameOf(from));
+    queue_.Wake(NameOf(to));
   }
 
   static void Reload(Node& node) {
@@ -527,20 +547,6 @@ class World {
 
   // --- Carrying out
 
-  void TellHolders(size_t key) {
-    const Place place = primary_.PlaceAt(key);
-    for (const Holder& holder : HoldersOf(place, now())) {
-      queue_.SetHolder(NameOf(key), ModeOf(place), holder.owner, holder.until,
-                       WaitQueue::Company::kWithOthers, holder.linger);
-    }
-  }
-
-  void KeyChanged(size_t key) {
-    queue_.ClearHolders(NameOf(key));
-    TellHolders(key);
-    queue_.Wake(NameOf(key));
-  }
-
   // Whether there was anything to carry out.
   bool CarryOut(size_t key, const Decision& decision) {
     if (decision.change.has_value()) CarryOut(key, *decision.change);
@@ -553,7 +559,7 @@ class World {
     if (std::holds_alternative<PlainFreed>(change)) return Remove(key);
     if (const auto* extended = std::get_if<PlainExtended>(&change)) {
       for (Node* node : {&primary_, &replica_}) node->At(key).plain_end = extended->end;
-      return KeyChanged(key);
+      return queue_.Wake(NameOf(key));
     }
     Tell(key, change);
     Require(!Overdue(primary_.PlaceAt(key), now()).has_value(),
@@ -565,33 +571,19 @@ class World {
     const Wire wire = WireOf(key, change);
     Lock* const lock = primary_.At(key).lock.get();
     if (const auto* held = std::get_if<Held>(&change)) {
-      const std::string owner(held->hold.owner.bytes);  // it may be a view into the lock
       const Held fact = *held;
+      const bool same_mode = lock != nullptr && lock->mode() == fact.mode;
       primary_.clock.Observe(fact.hold.token);
       primary_.Keep(key, Apply(lock, fact));
-      queue_.SetHolder(NameOf(key), fact.mode, Owner{owner}, fact.hold.closes(),
-                       primary_.At(key).lock->size() == 1 ? WaitQueue::Company::kAlone
-                                                          : WaitQueue::Company::kWithOthers,
-                       fact.hold.linger);
-    } else if (const auto* expired = std::get_if<Expired>(&change)) {
-      primary_.Keep(key, Apply(lock, *expired));
-      queue_.ClearHolders(NameOf(key));
-      TellHolders(key);
-    } else if (const auto* sessions = std::get_if<SessionsEnded>(&change)) {
-      primary_.Keep(key, Apply(lock, *sessions));
-      queue_.ClearHolders(NameOf(key));
-      TellHolders(key);
+      queue_.NoteEnd(NameOf(key), fact.hold.closes());
+      if (!same_mode) queue_.Wake(NameOf(key));
     } else {
-      const std::string& owner = wire[wire[0] == "LOCK.RELEASE" ? 2 : 3];
-      primary_.Keep(key, std::holds_alternative<Released>(change)
-                             ? Apply(lock, std::get<Released>(change))
-                             : Apply(lock, std::get<Ended>(change)));
-      const Lock* left = primary_.At(key).lock.get();
-      if (left == nullptr) {
-        queue_.ClearHolders(NameOf(key));
-      } else if (!left->Find(Owner{owner}).has_value()) {
-        queue_.RemoveHolder(NameOf(key), Owner{owner});
-      }
+      std::visit(
+          [&](const auto& fact) {
+            if constexpr (requires { Apply(lock, fact); }) primary_.Keep(key, Apply(lock, fact));
+          },
+          change);
+      queue_.Wake(NameOf(key));
     }
     replica_.Obey(wire);
   }
@@ -650,41 +642,30 @@ class World {
       Require(waiter->deadline() <= tick(), "nobody times out too early");
       Leave(static_cast<Parked&>(*waiter));
     }
-    for (int lines = 0; WaitQueue::Line* line = queue_.FirstWoken(now()); ++lines) {
-      Require(lines < 10'000, "no line wakes again and again");
-      SettleLine(*line);
+    for (int tries = 0; WaitQueue::Waiter* waiter = queue_.NextToTry(now()); ++tries) {
+      Require(tries < 10'000, "nobody is tried again and again");
+      TryGrant(static_cast<Parked&>(*waiter));
     }
     CheckWaiting();
   }
 
-  void SettleLine(WaitQueue::Line& line) {
-    using Offered = WaitQueue::Offered;
-    const LockName here = NameOf(NumberOf(line.lock().key));
-    TakeOutOverdue(NumberOf(here.key));
-    queue_.Settle(line, [&](WaitQueue::Waiter& offered, const Crowd& ahead) {
-      auto& waiter = static_cast<Parked&>(offered);
-      const AcquireRequest request = waiter.request();
-      std::vector<Site> sites;
-      size_t site_here = 0;
-      for (size_t i = 0; i < waiter.size(); ++i) {
-        const bool is_here = waiter.lock(i) == here;
-        if (is_here) site_here = i;
-        sites.push_back({primary_.PlaceAt(waiter.keys[i]), is_here ? ahead : waiter.AheadOf(i)});
-      }
-      const Admission admission = Decide(sites, request, now_, primary_.clock, {.grace = grace_});
-      if (admission.busy()) {
-        return IsBlocked(sites[site_here], request, now()) ? Offered::kBlockedHere
-                                                           : Offered::kBlockedElsewhere;
-      }
-      if (admission.granted()) {
-        last_grant_ = {waiter.keys, std::string(request.owner.bytes), admission.token,
-                       HoldToUpgrade(sites[0].place, request, now())};
-        Admit(request, waiter.keys, admission, &waiter);
-      }
-      const bool alone = admission.granted() && request.mode == Mode::kExclusive;
-      Leave(waiter);
-      return alone ? Offered::kTookAll : Offered::kLeft;
-    });
+  void TryGrant(Parked& waiter) {
+    const AcquireRequest request = waiter.request();
+    for (const size_t key : waiter.keys) TakeOutOverdue(key);
+    std::vector<Site> sites;
+    for (size_t i = 0; i < waiter.size(); ++i) {
+      sites.push_back({primary_.PlaceAt(waiter.keys[i]), waiter.AheadOf(i)});
+    }
+    const Admission admission = Decide(sites, request, now_, primary_.clock, {.grace = grace_});
+    if (admission.busy()) return Block(waiter, sites);
+    if (admission.granted()) {
+      last_grant_ = {waiter.keys, std::string(request.owner.bytes), admission.token,
+                     HoldToUpgrade(sites[0].place, request, now())};
+      Admit(request, waiter.keys, admission, &waiter);
+    }
+    const bool alone = admission.granted() && request.mode == Mode::kExclusive;
+    queue_.Leave(waiter, alone ? WaitQueue::Left::kHoldsAlone : WaitQueue::Left::kGone);
+    Forget(waiter);
   }
 
   // --- Checks
@@ -733,10 +714,6 @@ class World {
         // One that holds a lock and stands behind others whom it keeps out must wait for itself.
         const Told* told = ToldTo(key, waiter->request().owner.bytes);
         holds = holds || told != nullptr || IsOwnPlain(key, waiter->request().owner.bytes);
-        for (const Holder& holder : HoldersOf(sites.back().place, now())) {
-          Require(holder.until >= kMaxInstant || queue_.NextDue() <= holder.until + Millis{1},
-                  "the end of a hold is due");
-        }
       }
       // It may be that it would be refused: a floor is too high for a clock that went back.
       Require(

@@ -208,7 +208,9 @@ class Lock::Leaf {
   };
 
   size_t capacity() const { return block_ == nullptr ? 0 : block_->capacity; }
-  One** records() const { return reinterpret_cast<One**>(block_ + 1); }
+  One** records() const {
+    return block_ == nullptr ? nullptr : reinterpret_cast<One**>(block_ + 1);
+  }
 
   void Reallocate(size_t capacity) {
     Block* block = nullptr;

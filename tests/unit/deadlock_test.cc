@@ -757,6 +757,10 @@ TEST_F(BoundTest, LineInWhichNobodyWaitsElsewhereIsNotWalked) {
   }
   EXPECT_EQ(CycleOf("ann", Locks{kA}, Shared()).size(), 3U);
   EXPECT_EQ(CycleOf("ann", Locks{kA, kD}, Shared()).size(), 3U) << "nor for one that does";
+  Waiter& elsewhere = Enter("waiter-0", kC);
+  EXPECT_EQ(CycleOf("ann", Locks{kA}, Shared()), Texts{}) << "now it is";
+  queue_.Leave(elsewhere);
+  EXPECT_EQ(CycleOf("ann", Locks{kA}, Shared()).size(), 3U);
 }
 
 TEST_F(BoundTest, SearchGivesUpBeyondSoManyHolders) {

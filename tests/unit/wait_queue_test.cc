@@ -629,6 +629,7 @@ TEST_F(WaitQueueTest, TakeOverOfSeveralPlaces) {
   EXPECT_FALSE(older.in_line());
   EXPECT_EQ(newer.size(), 2U);
   EXPECT_EQ(newer.request().limit, 7U);
+  EXPECT_EQ(queue_.Find(kB)->Ahead(/*upgrade=*/false, kNow).least_limit, 7U);
   EXPECT_EQ(newer.request().owner.bytes, "ann");
   EXPECT_EQ(LineOf(kA), (Texts{"zoe", "ann", "bob"}));
   EXPECT_EQ(LineOf(kB), (Texts{"ann", "bob"}));
@@ -817,6 +818,16 @@ TEST_F(WaitQueueTest, UpgradeBehindAReaderLeavesTheLineAwake) {
   EXPECT_EQ(NextToTry(), "ann");
   queue_.Leave(*FindWaiter(kA, "ann"));
   EXPECT_EQ(TryAll(), (Texts{"cid"}));
+}
+
+TEST_F(WaitQueueTest, UpgradeIsInTheWayOfALimitBehindIt) {
+  const Waiter& limit = Enter("ann", kA, Limit(5));
+  Enter("bob", kA);
+  EXPECT_EQ(limit.AheadOf(0).size, 0U);
+  EnterUpgrade("cid", kA);
+  EXPECT_EQ(LineOf(kA), (Texts{"cid", "ann", "bob"}));
+  EXPECT_EQ(limit.AheadOf(0).size, 1U);
+  EXPECT_FALSE(limit.AheadOf(0).all_limit);
 }
 
 TEST_F(WaitQueueTest, UpgradesComeAndGoBeforeTheSamePlace) {
@@ -1268,8 +1279,9 @@ TEST_F(WaitQueueTest, NextDueIsTheEarliestOfAll) {
 TEST_F(WaitQueueTest, TellsWhichLinesAreLongest) {
   const auto longest = [this](int db) {
     Texts keys;
-    for (const WaitQueue::Line* line : queue_.LongestLines(db, 100))
+    for (const WaitQueue::Line* line : queue_.LongestLines(db, 100)) {
       keys.emplace_back(line->lock().key);
+    }
     return keys;
   };
   EXPECT_EQ(longest(0), Texts{});
@@ -1299,8 +1311,9 @@ TEST_F(WaitQueueTest, TellsSinceWhenSomebodyWaits) {
 
 TEST_F(WaitQueueTest, TellsNoMoreLinesThanAskedFor) {
   for (int i = 0; i < 10; ++i) {
-    for (int j = 0; j <= i; ++j)
+    for (int j = 0; j <= i; ++j) {
       Enter(std::to_string(j), {0, std::string(1, static_cast<char>('z' - i))});
+    }
   }
   const auto longest = queue_.LongestLines(0, 3);
   ASSERT_EQ(longest.size(), 3U);

@@ -7,8 +7,9 @@
 // that must be alone, LIMIT 1, waits for each holder. A hold that lingers is waited for, but its
 // owner is not: it ends by itself.
 //
-// To check when a wait begins is enough: a grant and a leave only take edges away. (A stranger's
-// SET or RENAME can still close a cycle; the leases open it again.)
+// To check when a wait begins is enough: a grant and a leave only take edges away. (But for two
+// ways: a stranger's SET or RENAME, and a request with a limit that becomes a holder before one
+// that must be alone. Time-outs and leases open such a cycle again.)
 //
 // The search goes forward from the new wait and looks at each line once. It only needs holders that
 // wait themselves, so a lock of many holders is asked for the few owners that wait, or the other

@@ -59,9 +59,9 @@ std::optional<Outcome> ObstacleIn(const Site& site, const AcquireRequest& reques
   if (ahead.size == 0) return std::nullopt;
   // If the asker's own hold, of another kind, keeps those ahead waiting, it must not pass them.
   const bool keeps_them = !same_kind && CountHolders(site.place, now) > others;
-  const bool same_kind_ahead = (is_shared && ahead.all_shared) || (is_limit && ahead.all_limit);
-  const bool fits_ahead =
-      same_kind_ahead && others + ahead.size < std::min<size_t>(limit, ahead.least_limit);
+  const bool fits_ahead = (is_shared && ahead.all_shared) ||
+                          (is_limit && ahead.all_limit &&
+                           others + ahead.size < std::min<size_t>(limit, ahead.least_limit));
   if (keeps_them || !fits_ahead) return Outcome::kOthersWait;
   return std::nullopt;
 }

@@ -1,6 +1,7 @@
 #include "redis/replies.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "core/budget.h"
 #include "redis/server_sessions.h"
@@ -10,6 +11,32 @@
 
 namespace turnstile {
 namespace {
+
+// What is in a key, as everybody should see it: without the holds that have ended with their
+// connection and are not removed yet. A command that only reads cannot remove them.
+class Seen {
+ public:
+  Seen(const LockKey& key, Instant now) : place_(key.place()) {
+    const LockName name = key.lock_name();
+    if (place_.lock == nullptr || TheSessions().CountEnded(name) == 0) return;
+    std::vector<Hold> left;
+    for (const Hold& hold : place_.lock->holds(Lock::Order::kByOwner)) {
+      if (!TheSessions().HasEnded(name, hold.owner) || !hold.LiveAt(now)) {
+        left.push_back(hold);
+      } else if (hold.linger > Millis{0}) {
+        left.push_back(AfterSession(hold, now));
+      }
+    }
+    if (!left.empty()) lock_.reset(Lock::Make(place_.lock->mode(), left));
+    place_.lock = lock_.get();
+  }
+
+  const Place& place() const { return place_; }
+
+ private:
+  Place place_;
+  std::unique_ptr<Lock> lock_;
+};
 
 // One pair of a map reply.
 void Field(RedisModuleCtx* ctx, const char* name, long long value) {
@@ -186,7 +213,8 @@ std::optional<Summary> Summarize(RedisModuleCtx* ctx, const User& caller, RedisM
   if (!caller.MayLookAt(name)) return std::nullopt;
   const LockKey key(ctx, name, LockKey::Access::kLook);
   if (key.wrong_type()) return std::nullopt;
-  const Place place = key.place();
+  const Seen seen(key, now);
+  const Place& place = seen.place();
   const WaitQueue::Line* line = TheWaiters().Find(key.lock_name());
   if (CountHolders(place, now) == 0 && line == nullptr) return std::nullopt;
 
@@ -282,7 +310,8 @@ int ReplyFlag(RedisModuleCtx* ctx, bool flag) {
 }
 
 int ReplyInfo(RedisModuleCtx* ctx, const LockKey& key, const WaitQueue::Line* line, Instant now) {
-  const Place place = key.place();
+  const Seen seen(key, now);
+  const Place& place = seen.place();
   const bool held = CountHolders(place, now) > 0;
   if (!held && line == nullptr) return RedisModule_ReplyWithNull(ctx);
   const Occupancy occupancy = OccupancyOf(place, now);

@@ -108,9 +108,10 @@ void Waiters::Block(Parked& parked, std::span<const Site> sites, Instant now) {
 std::vector<CycleStep> Waiters::FindCycle(RedisModuleCtx* ctx, const Parked& parked,
                                           std::span<WaitQueue::Waiter* const> olders, Instant now) {
   const int db = RedisModule_GetSelectedDb(ctx);
-  const auto show = [ctx](LockName lock, const auto& see) {
+  const auto show = [ctx, now](LockName lock, const auto& see) {
     const ScopedName name(ctx, lock);
-    const LockKey key(ctx, name.get(), LockKey::Access::kInspect);
+    LockKey key(ctx, name.get(), LockKey::Access::kInspect);
+    TheSessions().EndClosedIn(ctx, key, now, Carrier::kFact);
     see(key.place());
   };
   std::vector<CycleStep> cycle = turnstile::FindCycle(queue_, parked, olders, now, show);
@@ -145,8 +146,8 @@ int Waiters::Park(RedisModuleCtx* ctx, LockKeys& keys, const Sites& sites,
   Parked* older = nullptr;  // whose place it takes over
   if (olders.size() == 1 && WaitQueue::WaitsFor(*olders.front(), locks, request.mode)) {
     older = static_cast<Parked*>(olders.front());
-    // Its lines wake: what blocks it is found out when it is tried. `sites` do not tell: to them the
-    // older call, too, stands ahead, and its locks may come in another order.
+    // Its lines wake: what blocks it is found out when it is tried. `sites` do not tell: to them
+    // the older call, too, stands ahead, and its locks may come in another order.
     queue_.TakeOver(*parked, *older);
   } else {
     const bool upgrade = keys.size() == 1 && IsUpgrade(keys[0].place(), request, moment);

@@ -657,8 +657,9 @@ class AlsoAccessTest : public AlsoTest {
   AlsoAccessTest() { SetRights({"~my:*", "~b"}); }
 
   void SetRights(const std::vector<std::string>& keys) {
-    Command set_user = {"ACL",     "SETUSER",       "worker",        "reset",       "on",
-                        ">secret", "+lock.acquire", "+lock.release", "+lock.touch", "+client"};
+    Command set_user = {"ACL",         "SETUSER",    "worker",        "reset",
+                        "on",          ">secret",    "+lock.acquire", "+lock.release",
+                        "+lock.touch", "+lock.info", "+client"};
     set_user.insert(set_user.end(), keys.begin(), keys.end());
     EXPECT_EQ(client_.Do(set_user), Reply::Ok());
   }

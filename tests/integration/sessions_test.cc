@@ -655,7 +655,8 @@ TEST_F(SessionsTest, APauseOfWritesPostponesTheEnd) {
   EXPECT_EQ(client_.Do("CLIENT", "PAUSE", kMinute, "WRITE"), Reply::Ok());
   Close(holder);
   EXPECT_FALSE(bob.HasReply(Milliseconds{50}));
-  EXPECT_EQ(HoldersOf(client_, "job"), Owners{"alice"});
+  EXPECT_EQ(HoldersOf(client_, "job"), Owners{}) << "it has ended for everybody";
+  EXPECT_EQ(client_.Do("EXISTS", "job"), Reply::Int(1)) << "but is not removed yet";
   EXPECT_EQ(client_.Do("CLIENT", "UNPAUSE"), Reply::Ok());
   EXPECT_TRUE(bob.Read().IsInteger());
   EXPECT_EQ(HoldersOf(client_, "job"), Owners{"bob"});
@@ -681,8 +682,8 @@ TEST_F(SessionsTest, APauseAndANewCall) {
   RawWaiter next(server());
   next.connection.SendCommand(Acquiring("job", "alice", {}));
   Close(holder);
-  ASSERT_TRUE(Eventually([&] { return HoldersOf(client_, "task").empty(); })) << "its lease";
-  EXPECT_EQ(HoldersOf(client_, "job"), Owners{"alice"});
+  ASSERT_TRUE(Eventually([&] { return client_.Do("EXISTS", "task") == Reply::Int(0); }));
+  EXPECT_EQ(client_.Do("EXISTS", "job"), Reply::Int(1));
   EXPECT_EQ(client_.Do("CLIENT", "UNPAUSE"), Reply::Ok());
   // The call was made after the close, if before its end: either way its answer is good.
   const Reply reply = next.connection.ReadReply();
@@ -914,7 +915,7 @@ TEST_F(SessionReplicaTest, ACloseDuringAFailover) {
   EXPECT_EQ(client_.Do("FAILOVER"), Reply::Ok());
   holder.Close();
   AwaitGone(client_, holder.id());
-  EXPECT_EQ(HoldersOf(client_, "job"), Owners{"alice"}) << "it cannot be told now";
+  EXPECT_EQ(client_.Do("EXISTS", "job"), Reply::Int(1)) << "it cannot be told now";
   replica_.Continue();
   ASSERT_TRUE(Eventually([&] { return InfoField(copy_, "replication", "role") == "master"; },
                          Milliseconds{20000}));
@@ -1224,7 +1225,8 @@ TEST_F(LingerTest, AllLocksOfASet) {
 
 TEST_F(LingerTest, BadLingers) {
   const std::string range =
-      "ERR LINGER must be a whole number from 0 to 86400000 in plain digits, not ";
+      "ERR LINGER must be a whole number from 0 to 86400000 (turnstile.max-lease-ms) in plain "
+      "digits, not ";
   for (const std::string value : {"-1", "01", "1.5", "", "x", "86400001", "99999999999999999999"}) {
     EXPECT_EQ(client_.Do(Acquiring("job", "alice", {"LINGER", value})),
               Reply::Error(range + Quoted(value)));

@@ -1,5 +1,6 @@
 // A module as other people may have one beside ours. FORWARD command [arg ...] calls any command as
-// nobody; FORWARD.WAITING allows it to block, where the server knows how; OVERHEARD tells how many events of modules' keys it has heard of.
+// nobody; FORWARD.WAITING allows it to block, where the server knows how; OVERHEARD tells how many
+// events of modules' keys it has heard of.
 
 #include <redismodule.h>
 

@@ -80,22 +80,23 @@ std::vector<Violation> Round::TakeViolations() {
 }
 
 bool Round::AwaitFollower(const Server& primary, const Server& replica) {
-  // 0 of a server that does not answer.
-  const auto last_token = [](Client& client) {
-    const std::string token = InfoField(client, "turnstile", "turnstile_last_token");
-    return std::strtoll(token.c_str(), nullptr, 10);
+  // By offsets, not by tokens: a primary on which nobody has locked anything yet tells nobody of
+  // its token clock.
+  const auto offset = [](Client& client) {
+    const std::string text = InfoField(client, "replication", "master_repl_offset");
+    return text.empty() ? -1 : std::strtoll(text.c_str(), nullptr, 10);
   };
   // Connections end when a role changes, so each look has one of its own.
   const bool follows = Eventually(
       [&] {
         Client of_primary = primary.Connect();
         Client of_replica = replica.Connect();
-        const int64_t token = last_token(of_primary);
-        return token > 0 &&
+        const int64_t written = offset(of_primary);
+        return written >= 0 &&
                InfoField(of_replica, "replication", "master_port") ==
                    std::to_string(primary.port()) &&
                testing::LinkIsUp(of_replica) &&
-               Eventually([&] { return last_token(of_replica) >= token; });
+               Eventually([&] { return offset(of_replica) >= written; });
       },
       kHealed);
   return Expect(follows, "C7", "a server does not come to follow its primary");

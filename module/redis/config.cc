@@ -42,6 +42,7 @@ long long Get(const char* /*name*/, void* setting) { return static_cast<Setting*
 
 int Set(const char* /*name*/, long long value, void* setting, RedisModuleString** /*error*/) {
   static_cast<Setting*>(setting)->value = value;
+  TheWaiters().DatabaseChanged(std::nullopt);  // more may hold a lock now, or the grace be over
   return REDISMODULE_OK;
 }
 

@@ -136,6 +136,24 @@ TEST_F(WaitingLimitsTest, WaitersOfOneUserAreLimited) {
   EXPECT_EQ(LineOf(client_, "job"), (Owners{"bob", "other", "dave", "erin"}));
 }
 
+// A larger limit lets in those who wait.
+TEST_F(WaitingLimitsTest, RaisingMaxHoldersServesWaiters) {
+  const auto set_limit = [&](int64_t limit) {
+    EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.max-holders", limit), Reply::Ok());
+  };
+  for (const Command& mode : Commands{{"SHARED"}, {"LIMIT", "5"}}) {
+    StartAfresh();
+    set_limit(1);
+    MustObtain(client_, Acquiring("job", "alice", mode));
+    EXPECT_EQ(client_.Do(Acquiring("job", "bob", mode)), Reply::Nil());
+    Command waits = mode;
+    waits.insert(waits.end(), {"WAIT", "60000"});
+    Waiter bob = Waiter::Asking(server(), Acquiring("job", "bob", waits));
+    set_limit(10'000);
+    EXPECT_TRUE(bob.Read().IsInteger());
+  }
+}
+
 // Some servers do not block a RESP3 client that has subscriptions. There it is told; elsewhere it
 // waits like any other.
 TEST_F(WaitingLimitsTest, ASubscribedResp3Client) {

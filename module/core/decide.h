@@ -57,6 +57,8 @@ struct Crowd {
   uint32_t least_limit = std::numeric_limits<uint32_t>::max();
 
   void Add(Mode mode, uint32_t limit);
+  // Those of whom nothing is known but that nobody may pass them.
+  static Crowd Incompatible() { return {.size = 1, .all_shared = false, .all_limit = false}; }
   // Nobody can be compatible with it, whoever else joins.
   bool IsMixed() const { return !all_shared && !all_limit; }
 };

@@ -84,18 +84,30 @@ size_t Sessions::CountEnded(LockName lock) const {
   return count;
 }
 
-std::vector<std::string> Sessions::TakeEnded(LockName lock) {
-  std::vector<std::string> owners;
-  auto at = bindings_.lower_bound(Before::View(lock.db, lock.key, ""));
-  while (has_ended() && at != bindings_.end() && at->first.lock() == lock) {
+Sessions::EndedHolds Sessions::TakeFirstEnded(size_t steps) {
+  const BoundHold first = *clients_.find(*closed_.begin())->second.first()->hold;
+  return TakeEndedFrom(bindings_.find(first), first.lock(), steps);
+}
+
+Sessions::EndedHolds Sessions::TakeEnded(LockName lock, size_t steps) {
+  return TakeEndedFrom(bindings_.lower_bound(Before::View(lock.db, lock.key, "")), lock, steps);
+}
+
+Sessions::EndedHolds Sessions::TakeEndedFrom(Bindings::iterator at, LockName lock, size_t steps) {
+  EndedHolds ended;
+  for (; has_ended() && at != bindings_.end() && at->first.lock() == lock; --steps) {
+    if (steps == 0) {
+      ended.more = true;
+      break;
+    }
     if (HasEnded(at->second)) {
-      owners.push_back(at->first.owner);
+      ended.owners.push_back(at->first.owner);
       at = Erase(at);
     } else {
       ++at;
     }
   }
-  return owners;
+  return ended;
 }
 
 }  // namespace turnstile

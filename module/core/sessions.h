@@ -60,13 +60,21 @@ class Sessions {
   void Close(Client client);
   // Whether there is anything that has ended so and was not taken out yet.
   bool has_ended() const { return !closed_.empty(); }
-  // A lock with such holds, while has_ended().
-  LockName FirstWithEnded() const;
-  // The owners of such holds of a lock,
+  // How many such holds a lock has, and whether one is the owner's.
   size_t CountEnded(LockName lock) const;
   bool HasEnded(LockName lock, Owner owner) const;
-  // and takes them out.
-  std::vector<std::string> TakeEnded(LockName lock);
+
+  // Such holds of one lock, taken out.
+  struct EndedHolds {
+    std::vector<std::string> owners;
+    bool more = false;  // there may be others in this lock
+  };
+  // A lock with such holds, while has_ended(); and those of them that are found in so many steps,
+  // of which there is one at least.
+  LockName FirstWithEnded() const;
+  EndedHolds TakeFirstEnded(size_t steps);
+  // Those of a given lock that are found in so many steps.
+  EndedHolds TakeEnded(LockName lock, size_t steps);
 
  private:
   struct Before {
@@ -85,6 +93,7 @@ class Sessions {
 
   Bindings::iterator Erase(Bindings::iterator binding);
   bool HasEnded(const Binding& binding) const { return closed_.contains(binding.client); }
+  EndedHolds TakeEndedFrom(Bindings::iterator at, LockName lock, size_t steps);
 
   Bindings bindings_;
   std::unordered_map<Client, IntrusiveList<Binding, &Binding::of_client>> clients_;

@@ -1,7 +1,7 @@
 #include "core/wait_queue.h"
 
 #include <algorithm>
-#include <limits>
+#include <functional>
 
 namespace turnstile {
 namespace {
@@ -187,9 +187,17 @@ std::vector<WaitQueue::Waiter*> WaitQueue::FindWaiters(std::span<const LockName>
   std::vector<Waiter*> found;
   const Party* party = FindParty(owner);
   if (party == nullptr) return found;
+  std::vector<const Line*> lines;  // compared by address, and in no order that matters
+  for (const LockName lock : locks) {
+    if (const Line* line = Find(lock); line != nullptr) lines.push_back(line);
+  }
+  if (lines.empty()) return found;
+  std::sort(lines.begin(), lines.end(), std::less<>());
   for (Waiter* wait = party->waits.first(); wait != nullptr; wait = wait->of_party_.after) {
-    const bool overlaps = std::any_of(locks.begin(), locks.end(),
-                                      [wait](LockName lock) { return wait->WaitsFor(lock); });
+    const bool overlaps =
+        std::any_of(wait->places_.begin(), wait->places_.end(), [&lines](const Place& place) {
+          return std::binary_search(lines.begin(), lines.end(), place.line_, std::less<>());
+        });
     if (overlaps) found.push_back(wait);
   }
   return found;

@@ -119,6 +119,8 @@ void PayDebts(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, 
     }
     RestoreTtls(ctx, ToInstant(now), budget);
     waiters.TakeBackUndelivered(ctx, ToInstant(now), budget);
+    // First all of these: in a pass in which waiters are tried, no hold of a closed connection is
+    // left.
     sessions.EndClosed(ctx, ToInstant(now), budget);
     waiters.GrantWaiters(ctx, now, budget);
   } else if (to_pay) {

@@ -85,10 +85,24 @@ bool MayBlock(RedisModuleCtx* ctx) {
 }
 
 // Holds whose connection has closed have ended for everybody, also those that are still in the key.
-void EndClosedSessions(RedisModuleCtx* ctx, LockKeys& keys, Instant now) {
+// This takes out the owner's, of which a command decides that concerns nobody else.
+void EndClosedSessionsOf(RedisModuleCtx* ctx, LockKeys& keys, Owner owner, Instant now) {
   ServerSessions& sessions = TheSessions();
   if (!sessions.has_ended()) return;
-  for (size_t i = 0; i < keys.size(); ++i) sessions.EndClosedIn(ctx, keys[i], now, Carrier::kFact);
+  for (size_t i = 0; i < keys.size(); ++i) sessions.EndClosedOf(ctx, keys[i], owner, now);
+}
+
+// This takes out all of them, but of several crowded locks only a part: for the keys that it
+// returns as true the rest was put off.
+std::vector<bool> EndClosedSessions(RedisModuleCtx* ctx, LockKeys& keys, Instant now) {
+  constexpr size_t kSteps = 10'000;
+  ServerSessions& sessions = TheSessions();
+  std::vector<bool> put_off;
+  if (!sessions.has_ended()) return put_off;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    put_off.push_back(!sessions.EndClosedIn(ctx, keys[i], now, kSteps / keys.size()));
+  }
+  return put_off;
 }
 
 // The command that the request needs to change a plain lock and that the server lacks; null if
@@ -161,9 +175,12 @@ int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   CatchUpWithSlots(ctx, args.args().front(), now);
   LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
   if (keys.any_wrong_type()) return ReplyWrongType(ctx);
-  EndClosedSessions(ctx, keys, moment);
+  EndClosedSessionsOf(ctx, keys, request.owner, moment);
+  const std::vector<bool> put_off = EndClosedSessions(ctx, keys, moment);
   Waiters& waiters = TheWaiters();
+  size_t index = 0;
   const Sites sites(keys, [&](const LockKey& key, const Place& place) {
+    if (!put_off.empty() && put_off[index++]) return Crowd::Incompatible();
     return waiters.AheadOfNewcomer(key.lock_name(), place, request, moment);
   });
   const TokenClock& clock = Tokens().Issuing(now);
@@ -200,7 +217,7 @@ int HandleRelease(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (const char* missing = MissingCommand(ctx, keys, request, now); missing != nullptr) {
     return ReplyMissingCommand(ctx, "LOCK.RELEASE", missing);
   }
-  if (source == Source::kCaller) EndClosedSessions(ctx, keys, now);
+  if (source == Source::kCaller) EndClosedSessionsOf(ctx, keys, request.owner, now);
   const Carrier carrier = keys.size() == 1 ? Carrier::kCommand : Carrier::kFact;
   std::vector<LockName> locks;
   for (size_t i = 0; i < keys.size(); ++i) locks.push_back(keys[i].lock_name());
@@ -236,7 +253,7 @@ int HandleTouch(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (const char* missing = MissingCommand(ctx, keys, request, now); missing != nullptr) {
     return ReplyMissingCommand(ctx, "LOCK.TOUCH", missing);
   }
-  EndClosedSessions(ctx, keys, now);
+  EndClosedSessionsOf(ctx, keys, request.owner, now);
   size_t touched = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
     const Decision decision = Decide(keys[i].place(), request, now);

@@ -29,23 +29,41 @@ void ServerSessions::ConnectionClosed(Sessions::Client client) {
   if (has_ended()) WakeEventLoop();
 }
 
-void ServerSessions::EndClosed(RedisModuleCtx* ctx, Instant now, Budget& budget) {
-  while (has_ended() && !budget.spent()) {
-    constexpr size_t kCost = 10;
-    budget.Spend(kCost);
-    const ScopedName name(ctx, bound_.FirstWithEnded());
-    LockKey key(ctx, name.get(), LockKey::Access::kChange);
-    EndClosedIn(ctx, key, now, Carrier::kDeferred);
-  }
-}
+namespace {
 
-void ServerSessions::EndClosedIn(RedisModuleCtx* ctx, LockKey& key, Instant now, Carrier carrier) {
-  const std::vector<std::string> names = bound_.TakeEnded(key.lock_name());
+void EndHolds(RedisModuleCtx* ctx, LockKey& key, const std::vector<std::string>& names, Instant now,
+              Carrier carrier) {
   std::vector<Owner> owners;
   owners.reserve(names.size());
   for (const std::string& name : names) owners.push_back(Owner{name});
   owners = DecideSessionEnd(key.place(), owners, now);
   if (!owners.empty()) CarryOut(ctx, key, SessionsEnded{now, owners}, now, carrier);
+}
+
+}  // namespace
+
+void ServerSessions::EndClosed(RedisModuleCtx* ctx, Instant now, Budget& budget) {
+  constexpr size_t kSteps = 500;
+  constexpr size_t kCostOfKey = 10;
+  while (has_ended() && !budget.spent()) {
+    const ScopedName name(ctx, bound_.FirstWithEnded());
+    const Sessions::EndedHolds ended = bound_.TakeFirstEnded(kSteps);
+    LockKey key(ctx, name.get(), LockKey::Access::kChange);
+    EndHolds(ctx, key, ended.owners, now, Carrier::kDeferred);
+    budget.Spend(kCostOfKey + 2 * ended.owners.size());
+  }
+}
+
+bool ServerSessions::EndClosedIn(RedisModuleCtx* ctx, LockKey& key, Instant now, size_t steps) {
+  const Sessions::EndedHolds ended = bound_.TakeEnded(key.lock_name(), steps);
+  EndHolds(ctx, key, ended.owners, now, Carrier::kFact);
+  return !ended.more;
+}
+
+void ServerSessions::EndClosedOf(RedisModuleCtx* ctx, LockKey& key, Owner owner, Instant now) {
+  if (!bound_.HasEnded(key.lock_name(), owner)) return;
+  bound_.Unbind(key.lock_name(), owner);
+  EndHolds(ctx, key, {std::string(owner.bytes)}, now, Carrier::kFact);
 }
 
 void ServerSessions::Forget() { bound_.UnbindAll(std::nullopt); }

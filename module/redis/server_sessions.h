@@ -38,10 +38,14 @@ class ServerSessions {
   bool has_ended() const { return bound_.has_ended(); }
   size_t CountEnded(LockName lock) const { return bound_.CountEnded(lock); }
   bool HasEnded(LockName lock, Owner owner) const { return bound_.HasEnded(lock, owner); }
-  // Takes such holds out of their keys: as many as the budget allows, or those of one key. Only
-  // where this server may write.
+  // Takes such holds out of their keys, as many as the budget allows. Only where this server may
+  // write.
   void EndClosed(RedisModuleCtx* ctx, Instant now, Budget& budget);
-  void EndClosedIn(RedisModuleCtx* ctx, LockKey& key, Instant now, Carrier carrier);
+  // Within a command: those of one key that are found in so many steps. Returns whether these were
+  // all.
+  bool EndClosedIn(RedisModuleCtx* ctx, LockKey& key, Instant now, size_t steps);
+  // Within a command: that of one owner, if it has ended.
+  void EndClosedOf(RedisModuleCtx* ctx, LockKey& key, Owner owner, Instant now);
 
   // This server was demoted: the holds are ordinary ones now.
   void Forget();

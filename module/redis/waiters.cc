@@ -108,10 +108,11 @@ void Waiters::Block(Parked& parked, std::span<const Site> sites, Instant now) {
 std::vector<CycleStep> Waiters::FindCycle(RedisModuleCtx* ctx, const Parked& parked,
                                           std::span<WaitQueue::Waiter* const> olders, Instant now) {
   const int db = RedisModule_GetSelectedDb(ctx);
-  const auto show = [ctx, now](LockName lock, const auto& see) {
+  // Some holders may have gone with their connections. For that moment there is no verdict.
+  if (TheSessions().has_ended()) return {};
+  const auto show = [ctx](LockName lock, const auto& see) {
     const ScopedName name(ctx, lock);
-    LockKey key(ctx, name.get(), LockKey::Access::kInspect);
-    TheSessions().EndClosedIn(ctx, key, now, Carrier::kFact);
+    const LockKey key(ctx, name.get(), LockKey::Access::kInspect);
     see(key.place());
   };
   std::vector<CycleStep> cycle = turnstile::FindCycle(queue_, parked, olders, now, show);
@@ -307,9 +308,9 @@ bool Waiters::IsStillBlocked(RedisModuleCtx* ctx, Parked& parked, Instant now) {
   const ScopedName name(ctx, parked.lock(index));
   LockKey key(ctx, name.get(), LockKey::Access::kInspect);
   if (key.wrong_type()) return false;
-  TheSessions().EndClosedIn(ctx, key, now, Carrier::kDeferred);
   RemoveOverdue(ctx, key, now);
   const Site site{key.place(), parked.AheadOf(index)};
+  if (site.place.plain.has_value()) FollowPlainLocks(ctx);
   if (!IsBlocked(site, parked.request(), now, CurrentRules(now))) return false;
   queue_.Block(parked, index, NextEnd(site.place, now));
   return true;
@@ -334,7 +335,6 @@ size_t Waiters::TryGrant(RedisModuleCtx* ctx, Parked& parked, ClusterView& clust
     return cost_of_try;
   }
   for (size_t i = 0; i < keys.size(); ++i) {
-    TheSessions().EndClosedIn(ctx, keys[i], moment, Carrier::kDeferred);
     RemoveOverdue(ctx, keys[i], moment);
   }
 
@@ -390,7 +390,13 @@ void Waiters::TakeBack(RedisModuleCtx* ctx, const Grant& grant, Instant now) {
     if (!decision.change.has_value()) continue;
     CarryOut(ctx, key, *decision.change, now, Carrier::kDeferred);
     const bool is_shared_again = std::holds_alternative<Held>(*decision.change);
-    if (is_shared_again) TheSessions().Acquired(grant.bound_to, key.lock_name(), owner);
+    if (!is_shared_again) continue;
+    TheSessions().Acquired(grant.bound_to, key.lock_name(), owner);
+    // Its connection may have closed meanwhile, and nobody will tell again.
+    if (grant.bound_to.has_value() &&
+        RedisModule_GetClientInfoById(nullptr, *grant.bound_to) != REDISMODULE_OK) {
+      TheSessions().ConnectionClosed(*grant.bound_to);
+    }
   }
 }
 

@@ -33,7 +33,7 @@ Holds TakeAllEnded(Sessions& sessions) {
     const LockName lock = sessions.FirstWithEnded();
     const std::string key(lock.key);  // the binding that it is a view of goes
     const size_t count = sessions.CountEnded(lock);
-    const std::vector<std::string> owners = sessions.TakeEnded({lock.db, key});
+    const std::vector<std::string> owners = sessions.TakeEnded({lock.db, key}, 1'000).owners;
     EXPECT_EQ(owners.size(), count);
     EXPECT_FALSE(owners.empty());
     if (owners.empty()) break;
@@ -56,7 +56,7 @@ TEST(SessionsTest, NothingIsBoundAtFirst) {
   EXPECT_FALSE(sessions.has_ended());
   EXPECT_FALSE(sessions.HasEnded(kDoor, kAlice));
   EXPECT_EQ(sessions.CountEnded(kDoor), 0U);
-  EXPECT_EQ(sessions.TakeEnded(kDoor), Holds());
+  EXPECT_EQ(sessions.TakeEnded(kDoor, 1'000).owners, Holds());
   sessions.Close(1);
   EXPECT_FALSE(sessions.has_ended());
   sessions.Unbind(kDoor, kAlice);
@@ -99,14 +99,14 @@ TEST(SessionsTest, WhatHasEndedIsKnownUntilItIsTakenOut) {
   EXPECT_EQ(sessions.CountEnded({1, "door"}), 0U);
   EXPECT_TRUE(sessions.IsBound(kDoor, kAlice)) << "the binding is still there";
 
-  EXPECT_EQ(sessions.TakeEnded(kDoor), (Holds{"alice", "carol"}));
+  EXPECT_EQ(sessions.TakeEnded(kDoor, 1'000).owners, (Holds{"alice", "carol"}));
   EXPECT_FALSE(sessions.HasEnded(kDoor, kAlice));
   EXPECT_FALSE(sessions.IsBound(kDoor, kAlice));
   EXPECT_TRUE(sessions.IsBound(kDoor, kBob));
-  EXPECT_EQ(sessions.TakeEnded(kDoor), Holds());
+  EXPECT_EQ(sessions.TakeEnded(kDoor, 1'000).owners, Holds());
   ASSERT_TRUE(sessions.has_ended());
   EXPECT_TRUE(sessions.FirstWithEnded() == kGate);
-  EXPECT_EQ(sessions.TakeEnded(kGate), Holds{"alice"});
+  EXPECT_EQ(sessions.TakeEnded(kGate, 1'000).owners, Holds{"alice"});
   EXPECT_FALSE(sessions.has_ended());
   EXPECT_FALSE(sessions.empty()) << "bob is connected";
 }
@@ -261,7 +261,7 @@ TEST(SessionsTest, RandomHistory) {
           if (of_lock(bound) && bound.ended) expected.push_back(bound.owner);
         }
         std::sort(expected.begin(), expected.end());
-        EXPECT_EQ(sessions.TakeEnded(lock), expected);
+        EXPECT_EQ(sessions.TakeEnded(lock, 1'000).owners, expected);
         std::erase_if(model, [&](const Bound& bound) { return of_lock(bound) && bound.ended; });
         break;
       }
@@ -286,6 +286,28 @@ TEST(SessionsTest, RandomHistory) {
     }
     ASSERT_FALSE(testing::Test::HasFailure()) << "step " << step;
   }
+}
+
+TEST(Sessions, ManyEndedHoldsAreTakenOutInParts) {
+  Sessions sessions;
+  constexpr LockName kCrowded{0, "crowded"};
+  for (char owner = 'a'; owner <= 'j'; ++owner) {
+    sessions.Bind(owner < 'f' ? 1 : 2, kCrowded, Owner{{&owner, 1}});
+  }
+  sessions.Close(2);
+  // The first five steps pass those of the open connection.
+  Sessions::EndedHolds ended = sessions.TakeEnded(kCrowded, 5);
+  EXPECT_TRUE(ended.owners.empty());
+  EXPECT_TRUE(ended.more);
+  // But one that has ended is found at once.
+  EXPECT_EQ(sessions.FirstWithEnded(), kCrowded);
+  ended = sessions.TakeFirstEnded(2);
+  EXPECT_EQ(ended.owners, (std::vector<std::string>{"f", "g"}));
+  EXPECT_TRUE(ended.more);
+  EXPECT_TRUE(sessions.has_ended());
+  EXPECT_EQ(sessions.TakeFirstEnded(3).owners.size(), 3U);
+  EXPECT_FALSE(sessions.has_ended());
+  EXPECT_TRUE(sessions.IsBound(kCrowded, Owner{"a"}));
 }
 
 }  // namespace

@@ -765,7 +765,7 @@ void Server::EndSessions(Instant now) {
 
 void Server::EndSessionsIn(uint32_t lock, Instant now) {
   if (!is_primary_) return;
-  for (const std::string& name : sessions_.TakeEnded(LockNameOf(lock))) {
+  for (const std::string& name : sessions_.TakeEnded(LockNameOf(lock), kOwners).owners) {
     const std::array owners = {Owner{name}};
     if (DecideSessionEnd(PlaceOf(lock), owners, now).empty()) continue;
     ++sessions_ended_;

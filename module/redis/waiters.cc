@@ -108,15 +108,26 @@ void Waiters::Block(Parked& parked, std::span<const Site> sites, Instant now) {
 std::vector<CycleStep> Waiters::FindCycle(RedisModuleCtx* ctx, const Parked& parked,
                                           std::span<WaitQueue::Waiter* const> olders, Instant now) {
   const int db = RedisModule_GetSelectedDb(ctx);
-  // Some holders may have gone with their connections. For that moment there is no verdict.
-  if (TheSessions().has_ended()) return {};
-  const auto show = [ctx](LockName lock, const auto& see) {
+  // Holders that have gone with their connections are taken out on the way. If they are too many
+  // for one command, there is no verdict.
+  constexpr size_t kStepsPerKey = 1'000;
+  size_t crowded_keys = 10;
+  bool unsure = false;
+  const auto show = [&](LockName lock, const auto& see) {
     const ScopedName name(ctx, lock);
-    const LockKey key(ctx, name.get(), LockKey::Access::kInspect);
+    LockKey key(ctx, name.get(), LockKey::Access::kInspect);
+    if (TheSessions().has_ended()) {
+      if (crowded_keys == 0 || !TheSessions().EndClosedIn(ctx, key, now, kStepsPerKey)) {
+        unsure = true;
+      } else {
+        --crowded_keys;
+      }
+    }
     see(key.place());
   };
   std::vector<CycleStep> cycle = turnstile::FindCycle(queue_, parked, olders, now, show);
   RedisModule_SelectDb(ctx, db);
+  if (unsure) cycle.clear();
   return cycle;
 }
 

@@ -885,9 +885,9 @@ describe('turnstile.mjs', { concurrency: 3 }, () => {
 
       test('several locks', async () => {
         const [a, b, c] = [newKey(), newKey(), newKey()];
-        const lock = locks.lock(a, { also: [b, c], lease: 300 });
+        const lock = locks.lock(a, { also: [b, c], lease: 1_000 });
         await lock.using(async (hold) => {
-          await sleep(500);
+          await sleep(1_300);
           for (const key of [a, b, c]) assert.equal(await server.ask('LOCK.FENCE', key), hold.token);
           assert.equal(await locks.lock(c).tryAcquire(), null);
         });
@@ -899,14 +899,14 @@ describe('turnstile.mjs', { concurrency: 3 }, () => {
       });
 
       test('counted holds', async () => {
-        const lock = locks.lock(newKey(), { reentrant: true, lease: 300 });
+        const lock = locks.lock(newKey(), { reentrant: true, lease: 1_000 });
         const outer = await lock.acquire();
         await lock.using(async (inner) => {
           assert.equal(inner.token, outer.token);
           assert.equal((await server.holders(lock.key))[0].count, 2);
         });
         assert.equal((await server.holders(lock.key))[0].count, 1);
-        await sleep(400);
+        await sleep(1_300);
         await outer.release();
         await isFree(lock.key);
       });

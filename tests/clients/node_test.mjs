@@ -753,7 +753,8 @@ describe('turnstile.mjs', { concurrency: 3 }, () => {
         proxy.resume();
         const hold = await acquired;
         await until(() => renewed, 'renewed');
-        assert.ok(renewed - start >= 995 && renewed - start < 1_000 + slack, `${renewed - start} ms`);
+        // Counted from the grant it would be 1,800.
+        assert.ok(renewed - start >= 995 && renewed - start < 1_750, `${renewed - start} ms`);
         await hold.release();
       });
 

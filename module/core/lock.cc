@@ -207,6 +207,8 @@ class Lock::Leaf {
     uint32_t capacity;
   };
 
+  static constexpr size_t kPointerSize = sizeof(void*);
+
   size_t capacity() const { return block_ == nullptr ? 0 : block_->capacity; }
   One** records() const {
     return block_ == nullptr ? nullptr : reinterpret_cast<One**>(block_ + 1);
@@ -215,7 +217,7 @@ class Lock::Leaf {
   void Reallocate(size_t capacity) {
     Block* block = nullptr;
     if (capacity > 0) {
-      block = static_cast<Block*>(::operator new(sizeof(Block) + capacity * sizeof(One*)));
+      block = static_cast<Block*>(::operator new(sizeof(Block) + capacity * kPointerSize));
       *block = {.size = static_cast<uint32_t>(size()), .capacity = static_cast<uint32_t>(capacity)};
       const std::span<One* const> kept = all();
       std::copy(kept.begin(), kept.end(), reinterpret_cast<One**>(block + 1));

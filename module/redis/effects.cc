@@ -121,8 +121,9 @@ struct Effects {
     const std::optional<Hold> hold = key.lock()->Find(released.owner);
     TakeOut(ctx, key, released);
     if (!hold.has_value() || hold->count > 1) return;
-    if (now != kBeforeAnyEnd)
-      TheStats().hold_times.Add(now - hold->since);  // else it is only obeyed
+    if (now != kBeforeAnyEnd) {  // else it is only obeyed
+      TheStats().hold_times.Add(now - hold->since);
+    }
     Events().Released(ctx, key.name(), hold->token);
   }
 

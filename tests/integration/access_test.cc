@@ -145,7 +145,7 @@ TEST_F(AccessTest, AStringIsShownToThoseWhoMayGetIt) {
 
 // A user that is turned off cannot log in; what is connected goes on, as everywhere in the server.
 TEST_F(AccessTest, AUserThatIsTurnedOffStillGetsWhatItWaitsFor) {
-  const auto log_in = [this](Waiter& waiter) {
+  const auto log_in = [](Waiter& waiter) {
     EXPECT_EQ(waiter.Do("AUTH", "worker", "secret"), Reply::Ok());
   };
   ConnectAs("worker", {"~lock:*", "+lock.acquire", "+ping"});

@@ -78,12 +78,22 @@ void EndHold(State& state, const std::string& key, const std::string& owner) {
   if (found->second.holds.empty()) state.erase(found);
 }
 
+void EndExpired(State& state, const std::string& key, int64_t before) {
+  const auto found = state.find(key);
+  if (found == state.end()) return;
+  std::erase_if(found->second.holds,
+                [&](const auto& hold) { return hold.second.end + hold.second.linger < before; });
+  if (found->second.holds.empty()) state.erase(found);
+}
+
 void Apply(State& state, const Command& command) {
   const std::string& name = command[0];
   if (name == "LOCK.FACT" && command[1] == "HELD") {
     ApplyHeld(state, command);
   } else if (name == "LOCK.FACT" && command[1] == "ENDED") {
     EndHold(state, command[2], command[3]);
+  } else if (name == "LOCK.FACT" && command[1] == "EXPIRED") {
+    EndExpired(state, command[2], std::stoll(command[3]));
   } else if (name == "LOCK.RELEASE") {
     Require(command.size() == 3, "a release of several locks in a file");
     if (--state[command[1]].holds[command[2]].count <= 0) EndHold(state, command[1], command[2]);

@@ -393,6 +393,7 @@ void Sentinel(Round& round) {
           return primary != old;
         },
         kClusterPatience);
+    group.Calm();
     round.End(lossy);
     if (!round.Expect(promoted, "C4", "sentinels promote nobody")) {
       Revive(*old, died);
@@ -403,7 +404,6 @@ void Sentinel(Round& round) {
     driver.NewLife();
     driver.Go(AddressOf(*primary));
     round.Expect(group.AllAgreeOn(*primary), "C4", "sentinels do not agree on the new primary");
-    group.Calm();
     round.Expect(driver.AwaitService(kClusterPatience), "C4",
                  "nothing is granted after a failover");
     Revive(*old, died);

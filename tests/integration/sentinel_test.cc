@@ -106,7 +106,6 @@ TEST(SentinelTest, APrimaryDies) {
   const int64_t first_token = MustAcquire(client, "new", "me");
   const auto first = Clock::now();
   ASSERT_TRUE(group.AllAgreeOn(*promoted));
-  group.Calm();
 
   ASSERT_TRUE(fleet.AllAdvance(3)) << "each goes on";
   int64_t highest_before = standing_token;
@@ -204,7 +203,6 @@ TEST(SentinelTest, APrimaryIsCutOffAndComesBack) {
   EXPECT_EQ(write("kept", kept, "keeper"), Reply::Ok()) << "who is still the holder";
 
   ASSERT_TRUE(group.AllAgreeOn(*promoted));
-  group.Calm();
   for (Waiter* waiter : {&heir, &patient, &timed}) EXPECT_FALSE(waiter->HasReply());
   old.Continue();
   // To itself it is still a primary: it may grant what has become free, for a moment.

@@ -93,6 +93,7 @@ Server* SentinelGroup::AwaitPromotion() {
         return promoted != nullptr;
       },
       kFailover));
+  Calm();
   return promoted;
 }
 

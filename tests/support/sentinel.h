@@ -33,14 +33,15 @@ class SentinelGroup {
   // several threads; each call asks the next sentinel.
   int PrimaryPort();
 
-  // How long a server may be silent before a sentinel takes it for dead. At first, and after
-  // Calm(), so long that a busy machine does not start a failover that the test did not ask for.
-  // (Alert means more than the second after which they send a new connection its first PING: with
-  // less they take each server that they connect to for dead, until it answers.)
+  // From here until Calm() a silent server is soon taken for dead. (After more than the second
+  // that they let pass before they send a new connection its first PING: with less they take each
+  // server that they connect to for dead, until it answers.) At all other times that takes so long
+  // that a busy machine does not start a failover that the test did not ask for.
   void Alert() { SetDownAfter(Milliseconds{1500}); }
   void Calm() { SetDownAfter(Milliseconds{60000}); }
 
-  // Waits until a replica has been promoted, and returns it; nullptr if none was in time.
+  // Waits until a replica has been promoted, and returns it; nullptr if none was in time. Calls
+  // Calm().
   Server* AwaitPromotion();
 
   // Whether all sentinels come to tell clients of this primary, with the failover behind them.

@@ -437,6 +437,7 @@ class Lock::Many : public Lock {
   // The owner has a hold.
   void Remove(Owner owner) {
     auto* record = const_cast<One*>(Seek(owner));
+    assert(record != static_cast<Lock*>(this));  // which it would be if there were one hold only
     EraseEverywhere(record);
     One::Free(record);
     Check();

@@ -845,7 +845,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Walk{"FewOwners", 11, 30'000, 4, 20, 6, 1, 10},
                     Walk{"SomeOwners", 12, 15'000, 20, 1'000, 7, 3, 20},
                     Walk{"ThousandOwners", 13, 12'000, 1'000, 100'000, 9, 1'000, 3'000},
-                    Walk{"ManyLeaves", 14, 60'000, 5'000, 1'000'000, 9, 10'000, 9'000}),
+                    Walk{"ManyLeaves", 14, 25'000, 2'000, 400'000, 9, 10'000, 4'000}),
     [](const auto& param_info) { return std::string(param_info.param.name); });
 
 // Each of them comes and goes, in an order that neither list is in.

@@ -53,6 +53,13 @@ struct Owner {
 };
 inline constexpr size_t kMaxOwnerBytes = 256;
 
+// A lock of this server. A view: whoever keeps it copies it.
+struct LockName {
+  int db = 0;
+  std::string_view key;
+  friend constexpr bool operator==(LockName, LockName) = default;
+};
+
 // How holders of a lock share it.
 enum class Mode : uint8_t {
   kExclusive,  // one holder
@@ -87,6 +94,15 @@ struct Hold {
   // The last millisecond in which it keeps others out.
   constexpr Instant closes() const { return end + linger; }
   constexpr bool KeepsOutAt(Instant now) const { return now <= closes(); }
+};
+
+// One reading of both clocks, taken where a call enters the module and passed down from there.
+struct Now {
+  FineInstant wall;
+  FineTick steady;
+
+  Instant moment() const { return ToInstant(wall); }
+  Tick tick() const { return ToTick(steady); }
 };
 
 // The range of moments that a hold may name: from 1970 up to what fits beside kMaxToken. Wide

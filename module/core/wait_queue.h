@@ -43,13 +43,6 @@
 
 namespace turnstile {
 
-// A lock of this server. A view: whoever keeps it copies it.
-struct LockName {
-  int db = 0;
-  std::string_view key;
-  friend constexpr bool operator==(LockName, LockName) = default;
-};
-
 class WaitQueue {
  public:
   class Line;

@@ -2,12 +2,17 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string>
+#include <vector>
 
+#include "redis/command_names.h"
 #include "redis/handlers.h"
-#include "redis/lock_type.h"
+#include "redis/replies.h"
 
 namespace turnstile {
 namespace {
+
+int HandleHelp(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 
 using Arg = RedisModuleCommandArg;
 using KeySpec = RedisModuleCommandKeySpec;
@@ -263,7 +268,11 @@ bool RegisterCommands(RedisModuleCtx* ctx) {
                      [&](const Command& command) { return Register(ctx, command, has_category); });
 }
 
-std::vector<std::string> HelpLines() {
+namespace {
+
+// LOCK.HELP
+// For each command that callers may use, its grammar and, indented, what it does.
+int HandleHelp(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/) {
   std::vector<std::string> lines;
   for (const Command& command : kCommands) {
     if (!IsForCallers(command)) continue;
@@ -271,7 +280,9 @@ std::vector<std::string> HelpLines() {
     lines.push_back(args.empty() ? command.name : std::string(command.name) + ' ' + args);
     lines.push_back(std::string("    ") + command.info.summary);
   }
-  return lines;
+  return ReplyHelp(ctx, lines);
 }
+
+}  // namespace
 
 }  // namespace turnstile

@@ -8,31 +8,9 @@
 #include <span>
 #include <string>
 
-#include "core/request.h"
 #include "redis/redis_api.h"
 
 namespace turnstile {
-
-// turnstile.max-lease-ms
-Limits CurrentLimits();
-
-// turnstile.token-margin-ms
-Millis TokenMargin();
-
-// turnstile.failover-grace-ms
-Millis FailoverGrace();
-
-// turnstile.max-waiters
-size_t MaxWaiters();
-
-// turnstile.max-waiters-per-user; 0: no limit
-size_t MaxWaitersPerUser();
-
-// turnstile.max-holders
-size_t MaxHolders();
-
-// turnstile.plain-locks: whether a string counts as a lock held by its value.
-bool PlainLocks();
 
 // Takes the arguments of the module for defaults: what redis.conf says goes before them. Returns
 // what is wrong with them, if anything is.

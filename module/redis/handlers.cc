@@ -1,26 +1,22 @@
 #include "redis/handlers.h"
 
+#include <algorithm>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
-#include "core/decide.h"
+#include "core/engine.h"
 #include "core/fact.h"
 #include "core/request.h"
-#include "redis/cluster.h"
-#include "redis/command_table.h"
-#include "redis/config.h"
-#include "redis/effects.h"
-#include "redis/events.h"
+#include "redis/command_names.h"
+#include "redis/instance.h"
 #include "redis/lock_type.h"
 #include "redis/replies.h"
-#include "redis/server_sessions.h"
-#include "redis/server_state.h"
-#include "redis/tokens.h"
 #include "redis/user.h"
-#include "redis/waiters.h"
 
 namespace turnstile {
 namespace {
@@ -78,47 +74,34 @@ int DeclareKeys(RedisModuleCtx* ctx, RedisModuleString** argv, int argc, int use
   return REDISMODULE_OK;
 }
 
-// Inside MULTI, scripts, functions and calls of other modules a client cannot be made to wait.
-bool MayBlock(RedisModuleCtx* ctx) {
-  return (RedisModule_GetContextFlags(ctx) & REDISMODULE_CTX_FLAGS_DENY_BLOCKING) == 0 &&
-         ConnectionOf(ctx).has_value();
-}
-
-// Holds whose connection has closed have ended for everybody, also those that are still in the key.
-// This takes out the owner's, of which a command decides that concerns nobody else.
-void EndClosedSessionsOf(RedisModuleCtx* ctx, LockKeys& keys, Owner owner, Instant now) {
-  ServerSessions& sessions = TheSessions();
-  if (!sessions.has_ended()) return;
-  for (size_t i = 0; i < keys.size(); ++i) sessions.EndClosedOf(ctx, keys[i], owner, now);
-}
-
-// This takes out all of them, but of several crowded locks only a part: for the keys that it
-// returns as true the rest was put off.
-std::vector<bool> EndClosedSessions(RedisModuleCtx* ctx, LockKeys& keys, Instant now) {
-  constexpr size_t kSteps = 10'000;
-  ServerSessions& sessions = TheSessions();
-  std::vector<bool> put_off;
-  if (!sessions.has_ended()) return put_off;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    put_off.push_back(!sessions.EndClosedIn(ctx, keys[i], now, kSteps / keys.size()));
+// The keys of a request, as the engine wants them. A request for one costs no allocation.
+class KeyNames {
+ public:
+  // The first is argv[kKey]; `also` are others, and a part of `args`.
+  KeyNames(const ArgViews& args, RedisModuleString** argv, Keys also)
+      : first_{.lock = {0, args.args().front()}, .handle = argv[kKey]}, names_(&first_, 1) {
+    if (also.empty()) return;
+    const auto names = NamesOf(also, args, argv);
+    all_.reserve(1 + also.size());
+    all_.push_back(first_);
+    for (size_t i = 0; i < also.size(); ++i) {
+      all_.push_back({.lock = {0, also[i]}, .handle = names[i]});
+    }
+    names_ = all_;
   }
-  return put_off;
-}
+  KeyNames(const KeyNames&) = delete;
+  KeyNames& operator=(const KeyNames&) = delete;
 
-// The command that the request needs to change a plain lock and that the server lacks; null if
-// there is none. Asked before anything is changed.
-template <typename Request>
-const char* MissingCommand(RedisModuleCtx* ctx, LockKeys& keys, const Request& request,
-                           Instant now) {
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (!keys[i].is_plain()) continue;
-    const Decision decision = Decide(keys[i].place(), request, now);
-    if (!decision.change.has_value()) continue;
-    const char* command = CommandFor(*decision.change);
-    if (!HasCommand(ctx, command)) return command;
-  }
-  return nullptr;
-}
+  std::span<const KeyName> get() const { return names_; }
+
+ private:
+  KeyName first_;
+  std::vector<KeyName> all_;  // if there are more
+  std::span<const KeyName> names_;
+};
+
+Instant MomentNow() { return ToInstant(WallNow()); }
+Now BothNow() { return {.wall = WallNow(), .steady = SteadyNow()}; }
 
 // --- The command after THEN -------------------------------------------------------------------
 
@@ -162,41 +145,18 @@ RedisModuleCallReply* Run(RedisModuleCtx* ctx, std::span<RedisModuleString*> com
 // [LINGER ms] [FLOOR token] [ALSO numkeys key [key ...]]
 int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (RedisModule_IsKeysPositionRequest(ctx) != 0) return DeclareKeys(ctx, argv, argc, kUpdatesKey);
+  Instance& instance = TheInstance();
   const ArgViews args(argv, argc, kKey);
-  const auto parsed = ParseAcquire(args.args(), CurrentLimits());
+  const auto parsed =
+      ParseAcquire(args.args(), Limits{.max_lease = instance.engine.settings().max_lease});
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
-  if (TheServer().SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
+  if (instance.host.server().SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
   const auto& request = std::get<AcquireRequest>(parsed);
-  const auto session = request.session ? ConnectionOf(ctx) : std::nullopt;
-  if (request.session && !session.has_value()) return ReplyNoSession(ctx);
-
-  const FineInstant now = WallNow();
-  const Instant moment = ToInstant(now);
-  CatchUpWithSlots(ctx, args.args().front(), now);
-  LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
-  if (keys.any_wrong_type()) return ReplyWrongType(ctx);
-  EndClosedSessionsOf(ctx, keys, request.owner, moment);
-  const std::vector<bool> put_off = EndClosedSessions(ctx, keys, moment);
-  Waiters& waiters = TheWaiters();
-  size_t index = 0;
-  const Sites sites(keys, [&](const LockKey& key, const Place& place) {
-    if (!put_off.empty() && put_off[index++]) return Crowd::Incompatible();
-    return waiters.AheadOfNewcomer(key.lock_name(), place, request, moment);
-  });
-  const TokenClock& clock = Tokens().Issuing(now);
-  const Admission admission = Decide(sites.get(), request, now, clock, CurrentRules(moment));
-  if (admission.granted()) {
-    ++(admission.is_new() ? TheStats().acquired_immediately : TheStats().reacquired);
-    for (size_t i = 0; i < keys.size(); ++i) {
-      CarryOutGrant(ctx, keys[i], request, admission.token, moment, session, Carrier::kFact);
-      waiters.OwnerWasTold(keys[i].lock_name(), request.owner);
-    }
-  } else if (admission.busy() && request.wait > Millis{0} && MayBlock(ctx)) {
-    return waiters.Park(ctx, keys, sites, request, session, now);
-  } else if (admission.busy()) {
-    ++TheStats().rejected;
-  }
-  return ReplyAcquired(ctx, admission);
+  const RedisHost::Scope scope(instance.host, ctx);
+  const KeyNames names(args, argv, request.also);
+  const AcquireResult result = instance.engine.Acquire(names.get(), request, BothNow());
+  return ReplyAcquired(ctx, result,
+                       [ctx](LockName lock) { return User(ctx).MayLookAt(ctx, lock); });
 }
 
 // LOCK.RELEASE key owner [ALSO numkeys key [key ...]]
@@ -204,67 +164,36 @@ int HandleRelease(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (RedisModule_IsKeysPositionRequest(ctx) != 0) {
     return DeclareKeys(ctx, argv, argc, kReleasesKey);
   }
+  Instance& instance = TheInstance();
   const ArgViews args(argv, argc, kKey);
   const auto parsed = ParseRelease(args.args());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
-  const Source source = TheServer().SourceOf(ctx);
+  const Source source = instance.host.server().SourceOf(ctx);
   if (source == Source::kReplica) return ReplyReadOnly(ctx);
-
   const auto& request = std::get<ReleaseRequest>(parsed);
-  LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
-  if (keys.any_wrong_type()) return ReplyWrongType(ctx);
-  const Instant now = source == Source::kObeyed ? kBeforeAnyEnd : ToInstant(WallNow());
-  if (const char* missing = MissingCommand(ctx, keys, request, now); missing != nullptr) {
-    return ReplyMissingCommand(ctx, "LOCK.RELEASE", missing);
+  const RedisHost::Scope scope(instance.host, ctx);
+  const KeyNames names(args, argv, request.also);
+  if (source == Source::kObeyed) {
+    for (const KeyName& name : names.get()) instance.engine.ApplyRelease(name, request.owner);
+    return RedisModule_ReplyWithLongLong(ctx, static_cast<long long>(names.get().size()));
   }
-  if (source == Source::kCaller) EndClosedSessionsOf(ctx, keys, request.owner, now);
-  const Carrier carrier = keys.size() == 1 ? Carrier::kCommand : Carrier::kFact;
-  std::vector<LockName> locks;
-  for (size_t i = 0; i < keys.size(); ++i) locks.push_back(keys[i].lock_name());
-  const std::vector<bool> waited = TheWaiters().CancelWaits(locks, request.owner);
-  size_t released = 0;
-  size_t given_up = 0;  // held or waited for
-  for (size_t i = 0; i < keys.size(); ++i) {
-    const Decision decision = Decide(keys[i].place(), request, now);
-    if (decision.change.has_value()) CarryOut(ctx, keys[i], *decision.change, now, carrier);
-    const bool held = decision.outcome == Outcome::kReleased;
-    if (held) ++released;
-    if (held || waited[i]) ++given_up;
-  }
-  if (source == Source::kCaller) {
-    TheStats().released += released;
-    TheStats().stale_releases += keys.size() - given_up;
-  }
-  return ReplyCount(ctx, given_up);
+  return ReplyCount(ctx, instance.engine.Release(names.get(), request, MomentNow()),
+                    kReleaseCommand);
 }
 
 // LOCK.TOUCH key owner <PX ms | EX s> [ALSO numkeys key [key ...]]
 int HandleTouch(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (RedisModule_IsKeysPositionRequest(ctx) != 0) return DeclareKeys(ctx, argv, argc, kUpdatesKey);
+  Instance& instance = TheInstance();
   const ArgViews args(argv, argc, kKey);
-  const auto parsed = ParseTouch(args.args(), CurrentLimits());
+  const auto parsed =
+      ParseTouch(args.args(), Limits{.max_lease = instance.engine.settings().max_lease});
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
-  if (TheServer().SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
-
+  if (instance.host.server().SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
   const auto& request = std::get<TouchRequest>(parsed);
-  LockKeys keys(ctx, argv[kKey], NamesOf(request.also, args, argv), LockKey::Access::kChange);
-  if (keys.any_wrong_type()) return ReplyWrongType(ctx);
-  const Instant now = ToInstant(WallNow());
-  if (const char* missing = MissingCommand(ctx, keys, request, now); missing != nullptr) {
-    return ReplyMissingCommand(ctx, "LOCK.TOUCH", missing);
-  }
-  EndClosedSessionsOf(ctx, keys, request.owner, now);
-  size_t touched = 0;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    const Decision decision = Decide(keys[i].place(), request, now);
-    if (!decision.change.has_value()) continue;
-    CarryOut(ctx, keys[i], *decision.change, now, Carrier::kFact);
-    TheWaiters().OwnerWasTold(keys[i].lock_name(), request.owner);
-    ++touched;
-  }
-  TheStats().touched += touched;
-  TheStats().stale_touches += keys.size() - touched;
-  return ReplyCount(ctx, touched);
+  const RedisHost::Scope scope(instance.host, ctx);
+  const KeyNames names(args, argv, request.also);
+  return ReplyCount(ctx, instance.engine.Touch(names.get(), request, MomentNow()), kTouchCommand);
 }
 
 // LOCK.FENCE key [token] [THEN command [arg ...]]
@@ -273,10 +202,11 @@ int HandleFence(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
     DeclareFenceKeys(ctx, {argv, static_cast<size_t>(argc)});
     return REDISMODULE_OK;
   }
+  Instance& instance = TheInstance();
   const ArgViews args(argv, argc, kKey);
   const auto parsed = ParseFence(args.args());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
-  if (TheServer().SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
+  if (instance.host.server().SourceOf(ctx) != Source::kCaller) return ReplyReadOnly(ctx);
   const auto& request = std::get<FenceRequest>(parsed);
   const auto guarded = NamesOf(request.then, args, argv);
   if (!guarded.empty()) {
@@ -286,42 +216,118 @@ int HandleFence(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
       return ReplyNotPermitted(ctx, request.then.front());
     }
   }
-
-  const Instant now = ToInstant(WallNow());
-  if (TheSessions().has_ended()) {
-    LockKeys keys(ctx, argv[kKey], {}, LockKey::Access::kInspect);
-    EndClosedSessions(ctx, keys, now);
-  }
-  {
-    const LockKey key(ctx, argv[kKey], LockKey::Access::kLook);
-    if (key.wrong_type()) return ReplyWrongType(ctx);
-    const Place place = key.place();
-    const std::optional<Token> holds = CurrentToken(place, now);
-    if (!request.token.has_value()) return ReplyToken(ctx, holds);
-    const bool current = IsCurrent(place, *request.token, now);
-    if (guarded.empty()) return ReplyFlag(ctx, current);
-    ++(current ? TheStats().fence_passed : TheStats().fence_rejected);
-    if (!current) return ReplyFenced(ctx, *request.token, holds);
-  }
+  const RedisHost::Scope scope(instance.host, ctx);
+  const KeyNames names(args, argv, {});
+  const FenceResult result = instance.engine.Fence(names.get().front(), request, MomentNow());
+  if (result.wrong_type) return ReplyWrongType(ctx);
+  if (!request.token.has_value()) return ReplyToken(ctx, result.holds);
+  if (guarded.empty()) return ReplyFlag(ctx, result.current);
+  if (!result.current) return ReplyFenced(ctx, *request.token, result.holds);
   return ReplyOf(ctx, Run(ctx, guarded));
 }
 
 // LOCK.INFO key
 int HandleInfo(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
+  Instance& instance = TheInstance();
   const ArgViews args(argv, argc, kKey);
   const auto parsed = ParseInfo(args.args());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
-  const LockKey key(ctx, argv[kKey], LockKey::Access::kLook);
-  if (key.wrong_type()) return ReplyWrongType(ctx);
-  return ReplyInfo(ctx, key, TheWaiters().Find(key.lock_name()), ToInstant(WallNow()));
+  const RedisHost::Scope scope(instance.host, ctx);
+  const KeyNames names(args, argv, {});
+  auto info = instance.engine.Inspect(names.get().front(), BothNow());
+  if (!info.has_value()) return ReplyWrongType(ctx);
+  if (info->has_value() && (*info)->is_plain && !User(ctx).MayGet(argv[kKey])) {
+    (*info)->holders.front().owner.reset();
+  }
+  return ReplyInfo(ctx, *info);
 }
+
+namespace {
+
+// Summaries of locks, without those on which the caller may not run LOCK.INFO. Stops when it has
+// done much, so that the server is not held up.
+class Summaries {
+ public:
+  Summaries(RedisModuleCtx* ctx, const Now& now) : ctx_(ctx), caller_(ctx), now_(now) {}
+
+  void Add(RedisModuleString* name) {
+    constexpr size_t kLook = 2;  // the check of access rights, and opening the key
+    budget_.Spend(kLook);
+    if (!caller_.MayLookAt(name)) return;
+    auto summary =
+        TheInstance().engine.Summarize({.lock = {0, ToView(name)}, .handle = name}, now_, budget_);
+    if (!summary.has_value()) return;
+    if (summary->is_plain && !caller_.MayGet(name)) summary->owner.reset();
+    locks_.push_back(std::move(*summary));
+  }
+
+  Budget& budget() { return budget_; }
+  const std::vector<LockSummary>& locks() const { return locks_; }
+
+ private:
+  RedisModuleCtx* ctx_;
+  User caller_;
+  Now now_;
+  // What one call of LOCK.LIST or LOCK.TOP may do, however much there is to tell; in units of about
+  // a microsecond.
+  Budget budget_{10'000};
+  std::vector<LockSummary> locks_;
+};
+
+std::string TextOf(RedisModuleCallReply* reply) {
+  size_t size = 0;
+  const char* bytes = RedisModule_CallReplyStringPtr(reply, &size);
+  return bytes == nullptr ? std::string() : std::string(bytes, size);
+}
+
+// Goes on from `cursor` for as many keys as are asked for, a few at a time: how much there is to do
+// for a key is known only when it is found, and SCAN cannot be stopped in the middle. Returns the
+// server's error, if there is one.
+std::string ScanLocks(RedisModuleCtx* ctx, const ListRequest& request, std::string& cursor,
+                      Summaries& summaries) {
+  constexpr int64_t kStep = 100;
+  const std::string_view match = request.match.value_or("*");
+  int64_t left = request.count;
+  do {
+    const int64_t step = std::min(left, kStep);
+    RedisModuleCallReply* found = RedisModule_Call(
+        ctx, "SCAN", "Ebcbclcc", cursor.data(), cursor.size(), "MATCH", match.data(), match.size(),
+        "COUNT", static_cast<long long>(step), "TYPE", kTypeName);
+    if (found == nullptr) return "ERR LOCK.LIST needs SCAN, which this server lacks";
+    if (RedisModule_CallReplyType(found) == REDISMODULE_REPLY_ERROR) {
+      std::string error = TextOf(found);
+      RedisModule_FreeCallReply(found);
+      return error;
+    }
+    cursor = TextOf(RedisModule_CallReplyArrayElement(found, 0));
+    RedisModuleCallReply* keys = RedisModule_CallReplyArrayElement(found, 1);
+    for (size_t i = 0; i < RedisModule_CallReplyLength(keys); ++i) {
+      RedisModuleString* name =
+          RedisModule_CreateStringFromCallReply(RedisModule_CallReplyArrayElement(keys, i));
+      summaries.Add(name);
+      RedisModule_FreeString(ctx, name);
+    }
+    RedisModule_FreeCallReply(found);
+    summaries.budget().Spend(static_cast<size_t>(step));
+    left -= step;
+  } while (left > 0 && !summaries.budget().spent() && cursor != "0");
+  return "";
+}
+
+}  // namespace
 
 // LOCK.LIST [MATCH pattern] [COUNT n] [CURSOR c]
 int HandleList(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   const ArgViews args(argv, argc, 1);
   const auto parsed = ParseList(args.args());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
-  return ReplyList(ctx, std::get<ListRequest>(parsed), ToInstant(WallNow()));
+  const auto& request = std::get<ListRequest>(parsed);
+  const RedisHost::Scope scope(TheInstance().host, ctx);
+  Summaries summaries(ctx, BothNow());
+  std::string cursor(request.cursor);
+  const std::string error = ScanLocks(ctx, request, cursor, summaries);
+  if (!error.empty()) return RedisModule_ReplyWithError(ctx, error.c_str());
+  return ReplyList(ctx, cursor, summaries.locks());
 }
 
 // LOCK.TOP [n]
@@ -330,19 +336,18 @@ int HandleTop(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   const auto parsed = ParseTop(args.args());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
   constexpr size_t kMostLinesExamined = 10'000;  // a caller may read few of them, or none
-  return ReplyTop(ctx,
-                  TheWaiters().LongestLines(RedisModule_GetSelectedDb(ctx), kMostLinesExamined),
-                  std::get<TopRequest>(parsed).most, ToInstant(WallNow()));
-}
-
-// LOCK.HELP
-int HandleHelp(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/) {
-  const std::vector<std::string> lines = HelpLines();
-  RedisModule_ReplyWithArray(ctx, static_cast<long>(lines.size()));
-  for (const std::string& line : lines) {
-    RedisModule_ReplyWithStringBuffer(ctx, line.data(), line.size());
+  Instance& instance = TheInstance();
+  const RedisHost::Scope scope(instance.host, ctx);
+  Summaries summaries(ctx, BothNow());
+  const size_t most = std::get<TopRequest>(parsed).most;
+  for (const std::string& key :
+       instance.engine.LongestLines(RedisModule_GetSelectedDb(ctx), kMostLinesExamined)) {
+    if (summaries.locks().size() == most || summaries.budget().spent()) break;
+    RedisModuleString* name = RedisModule_CreateString(ctx, key.data(), key.size());
+    summaries.Add(name);
+    RedisModule_FreeString(ctx, name);
   }
-  return REDISMODULE_OK;
+  return ReplyTop(ctx, summaries.locks());
 }
 
 // LOCK.PROBE key
@@ -352,16 +357,19 @@ int HandleProbe(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/)
 
 // LOCK.HELD key owner "token since-ms end-ms" [SHARED | LIMIT] [COUNT n] [LINGER ms]
 int HandleHeld(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
-  if (TheServer().SourceOf(ctx) != Source::kObeyed) return ReplyInternal(ctx, kHeldCommand);
+  Instance& instance = TheInstance();
+  if (instance.host.server().SourceOf(ctx) != Source::kObeyed) {
+    return ReplyInternal(ctx, kHeldCommand);
+  }
   const ArgViews args(argv, argc, kKey);
   const auto parsed = ParseHeldFact(args.args());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
-  LockKey key(ctx, argv[kKey], LockKey::Access::kChange);
-  Obey(ctx, key, std::get<HeldFact>(parsed).held);
+  const RedisHost::Scope scope(instance.host, ctx);
+  const KeyNames names(args, argv, {});
+  instance.engine.ApplyFact(names.get().front(), std::get<HeldFact>(parsed));
   return RedisModule_ReplyWithSimpleString(ctx, "OK");
 }
 
-// LOCK.FACT HELD key owner token since-ms end-ms [SHARED | LIMIT] [COUNT n] [LINGER ms]
 // LOCK.FACT ENDED key owner [UNDELIVERED]
 // LOCK.FACT EXPIRED key before-ms
 // LOCK.FACT SESSION key at-ms owner [owner ...]
@@ -375,25 +383,15 @@ int HandleFact(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
     }
     return REDISMODULE_OK;
   }
-  if (TheServer().SourceOf(ctx) != Source::kObeyed) return ReplyInternal(ctx, kFactCommand);
+  Instance& instance = TheInstance();
+  if (instance.host.server().SourceOf(ctx) != Source::kObeyed) {
+    return ReplyInternal(ctx, kFactCommand);
+  }
   const auto parsed = ParseFact(all.args());
   if (const auto* error = std::get_if<ParseError>(&parsed)) return ReplyError(ctx, *error);
-
-  const auto& fact = std::get<Fact>(parsed);
-  if (const auto* floor = std::get_if<FloorFact>(&fact)) {
-    Obey(ctx, *floor);
-  } else {
-    LockKey key(ctx, argv[kFactKey], LockKey::Access::kChange);
-    if (const auto* ended = std::get_if<EndedFact>(&fact)) {
-      Obey(ctx, key, ended->ended);
-    } else if (const auto* expired = std::get_if<ExpiredFact>(&fact)) {
-      Obey(ctx, key, expired->expired);
-    } else if (const auto* session = std::get_if<SessionFact>(&fact)) {
-      Obey(ctx, key, session->ended());
-    } else {
-      Obey(ctx, key, std::get<HeldFact>(fact).held);
-    }
-  }
+  const RedisHost::Scope scope(instance.host, ctx);
+  instance.engine.ApplyFact({.lock = {0, all.args()[kFactKey - 1]}, .handle = argv[kFactKey]},
+                            std::get<Fact>(parsed));
   return RedisModule_ReplyWithSimpleString(ctx, "OK");
 }
 

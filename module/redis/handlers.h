@@ -21,7 +21,6 @@ int HandleFence(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 int HandleInfo(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 int HandleList(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 int HandleTop(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
-int HandleHelp(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 int HandleProbe(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 int HandleHeld(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);
 int HandleFact(RedisModuleCtx* ctx, RedisModuleString** argv, int argc);

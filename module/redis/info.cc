@@ -6,10 +6,7 @@
 #include <utility>
 
 #include "core/stats.h"
-#include "redis/events.h"
-#include "redis/lock_type.h"
-#include "redis/tokens.h"
-#include "redis/waiters.h"
+#include "redis/instance.h"
 
 namespace turnstile {
 namespace {
@@ -53,14 +50,15 @@ void AddPercentiles(RedisModuleInfoCtx* info, const std::string& what, const His
 }
 
 void Info(RedisModuleInfoCtx* info, int for_crash_report) {
-  if (for_crash_report == 0) Events().Drain();
-  const Stats& stats = TheStats();
+  Engine& engine = TheInstance().engine;
+  if (for_crash_report == 0) engine.Drain();
+  const Stats& stats = engine.stats();
   const FineInstant now = WallNow();
 
   RedisModule_InfoAddSection(info, "state");
-  RedisModule_InfoAddFieldULongLong(info, "locks", Events().CountLocks());
-  RedisModule_InfoAddFieldULongLong(info, "waiters", TheWaiters().size());
-  RedisModule_InfoAddFieldULongLong(info, "contended_locks", TheWaiters().lines());
+  RedisModule_InfoAddFieldULongLong(info, "locks", engine.CountLocks());
+  RedisModule_InfoAddFieldULongLong(info, "waiters", engine.queue().size());
+  RedisModule_InfoAddFieldULongLong(info, "contended_locks", engine.queue().lines());
 
   RedisModule_InfoAddSection(info, "counters");
   RedisModule_InfoAddFieldULongLong(info, "acquired",
@@ -76,13 +74,13 @@ void Info(RedisModuleInfoCtx* info, int for_crash_report) {
   AddPercentiles(info, "wait", stats.wait_times);
   AddPercentiles(info, "hold", stats.hold_times);
 
-  const TokenClock& clock = Tokens().clock();
+  const TokenClock& clock = engine.tokens().clock();
   RedisModule_InfoAddSection(info, "clock");
   RedisModule_InfoAddFieldULongLong(info, "last_token", clock.reading().value);
   RedisModule_InfoAddFieldLongLong(info, "clock_lead_ms",
                                    std::chrono::floor<Millis>(clock.LeadAt(now)).count());
   RedisModule_InfoAddFieldLongLong(info, "grace_left_ms",
-                                   Tokens().GraceLeft(ToInstant(now)).count());
+                                   engine.tokens().GraceLeft(ToInstant(now)).count());
 }
 
 }  // namespace

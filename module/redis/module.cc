@@ -5,17 +5,22 @@
 #include <string_view>
 
 #include "core/request.h"
-#include "redis/cluster.h"
+#include "redis/callbacks.h"
 #include "redis/command_table.h"
 #include "redis/config.h"
-#include "redis/deferred.h"
 #include "redis/info.h"
+#include "redis/instance.h"
 #include "redis/lock_type.h"
 #include "redis/redis_api.h"
-#include "redis/server_state.h"
-#include "redis/tokens.h"
 
 namespace turnstile {
+
+Instance& TheInstance() {
+  // Never destroyed: locks are freed and clients wait when the server ends.
+  static auto& instance = *new Instance(CallbacksForHost());
+  return instance;
+}
+
 namespace {
 
 int Refuse(RedisModuleCtx* ctx, const std::string& why) {
@@ -41,7 +46,7 @@ void WarnOfEviction(RedisModuleCtx* ctx) {
 
 void OnConfigChange(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t /*change*/,
                     void* data) {
-  TheServer().MayHaveChanged();
+  TheInstance().host.server().InvalidateCache();
   const auto& change = *static_cast<RedisModuleConfigChange*>(data);
   const bool concerns_us = std::any_of(
       change.config_names, change.config_names + change.num_changes, [](const char* name) {
@@ -52,7 +57,7 @@ void OnConfigChange(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t /*
 
 int OnLoad(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (!InitRedisApi(ctx, TURNSTILE_VERSION_NUMBER)) return REDISMODULE_ERR;
-  const Engine engine = FindEngine(ctx);
+  const EngineVersion engine = FindEngine(ctx);
   if (!engine.IsKnown()) {
     return Refuse(ctx, "it needs Redis 7.0, Valkey 7.2, Redict 7.3 or later, and this is " +
                            engine.Describe());
@@ -60,7 +65,8 @@ int OnLoad(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (const auto wrong = TakeArguments({argv, static_cast<size_t>(argc)}); wrong.has_value()) {
     return Refuse(ctx, *wrong);
   }
-  Tokens().ProcessStarted(WallNow());
+  TheInstance().host.Register(ctx);
+  TheInstance().engine.tokens().ProcessStarted(WallNow());
   const bool atomic_slots = MovesSlotsAtomically(engine);
   RedisModule_SetModuleOptions(ctx, REDISMODULE_OPTIONS_HANDLE_IO_ERRORS |
                                         REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD |
@@ -69,7 +75,7 @@ int OnLoad(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (!RegisterLockType(ctx)) return Refuse(ctx, "the type turnstile is taken");
   if (!RegisterCommands(ctx)) return Refuse(ctx, "a LOCK command is taken");
   if (!RegisterConfig(ctx)) return Refuse(ctx, "a turnstile.* setting is wrong");
-  if (!RegisterInfo(ctx) || !SubscribeToEvents(ctx) || !RegisterCluster(ctx, engine) ||
+  if (!RegisterInfo(ctx) || !SubscribeToEvents(ctx, engine) ||
       RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_Config, OnConfigChange) !=
           REDISMODULE_OK) {
     return Refuse(ctx, "the server lacks events");

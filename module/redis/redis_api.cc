@@ -63,8 +63,8 @@ bool finds_clients_without_connection = false;
 
 }  // namespace
 
-Engine FindEngine(RedisModuleCtx* ctx) {
-  Engine engine{.name = std::string(kRedis)};
+EngineVersion FindEngine(RedisModuleCtx* ctx) {
+  EngineVersion engine{.name = std::string(kRedis)};
   if (RedisModule_GetServerVersion == nullptr || RedisModule_GetServerInfo == nullptr) {
     return engine;
   }
@@ -86,20 +86,20 @@ Engine FindEngine(RedisModuleCtx* ctx) {
   return engine;
 }
 
-std::string Engine::Describe() const {
+std::string EngineVersion::Describe() const {
   if (version == 0) return name + " older than 6.2";
   const auto number = static_cast<unsigned>(version);
   return name + ' ' + std::to_string(number >> 16) + '.' + std::to_string(number >> 8 & 0xff) +
          '.' + std::to_string(number & 0xff);
 }
 
-bool Engine::IsKnown() const {
+bool EngineVersion::IsKnown() const {
   return std::any_of(std::begin(kOldest), std::end(kOldest), [this](const auto& oldest) {
     return name == oldest.first && version >= oldest.second;
   });
 }
 
-const char* Engine::Remark() const {
+const char* EngineVersion::Remark() const {
   const bool tested =
       std::any_of(std::begin(kTested), std::end(kTested), [this](const TestedEngine& engine) {
         return name == engine.name && version >= engine.from && version < engine.before;
@@ -110,7 +110,7 @@ const char* Engine::Remark() const {
   return loses_copies ? "; do not use COPY with DB on it, see valkey-io/valkey pull 4024" : "";
 }
 
-bool MovesSlotsAtomically(const Engine& engine) {
+bool MovesSlotsAtomically(const EngineVersion& engine) {
   // What comes with the slots is believed only where it can be told from a client's.
   return engine.name == kValkey && engine.version >= Version(9, 0) && must_obey_client != nullptr;
 }

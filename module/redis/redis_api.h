@@ -27,7 +27,7 @@ inline constexpr const char* kModuleName = "turnstile";
 bool InitRedisApi(RedisModuleCtx* ctx, int module_version);
 
 // The server that we are in.
-struct Engine {
+struct EngineVersion {
   std::string name;  // "Redis", "Valkey", "Redict"; else what it calls itself
   int version = 0;   // 0x00MMmmpp; 0 if it is too old to tell
 
@@ -36,7 +36,7 @@ struct Engine {
   const char* Remark() const;    // what an operator should know of it, for the log; may be empty
 };
 // The version number alone cannot tell Redis 8 from Valkey 8.
-Engine FindEngine(RedisModuleCtx* ctx);
+EngineVersion FindEngine(RedisModuleCtx* ctx);
 
 // Makes a category of access rights, as in ACL SETUSER … +@name. False: this server lets no module
 // do so (before Redis 7.4 and Valkey 8.0), or the name is taken.
@@ -46,7 +46,7 @@ bool AddCategory(RedisModuleCtx* ctx, const char* name);
 bool SetCategories(RedisModuleCommand* command, const std::string& categories);
 
 // Whether the server moves slots of a cluster in one step, if its modules agree (Valkey 9).
-bool MovesSlotsAtomically(const Engine& engine);
+bool MovesSlotsAtomically(const EngineVersion& engine);
 // What a module has to declare for that.
 inline constexpr int kOptionAtomicSlotMigration = 1 << 5;
 

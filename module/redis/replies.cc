@@ -1,42 +1,11 @@
 #include "redis/replies.h"
 
-#include <algorithm>
-#include <memory>
+#include <variant>
 
-#include "core/budget.h"
-#include "redis/server_sessions.h"
-#include "redis/tokens.h"
-#include "redis/user.h"
-#include "redis/waiters.h"
+#include "core/deadlock.h"
 
 namespace turnstile {
 namespace {
-
-// What is in a key, as everybody should see it: without the holds that have ended with their
-// connection and are not removed yet. A command that only reads cannot remove them.
-class Seen {
- public:
-  Seen(const LockKey& key, Instant now) : place_(key.place()) {
-    const LockName name = key.lock_name();
-    if (place_.lock == nullptr || TheSessions().CountEnded(name) == 0) return;
-    std::vector<Hold> left;
-    for (const Hold& hold : place_.lock->holds(Lock::Order::kByOwner)) {
-      if (!TheSessions().HasEnded(name, hold.owner) || !hold.LiveAt(now)) {
-        left.push_back(hold);
-      } else if (hold.linger > Millis{0}) {
-        left.push_back(AfterSession(hold, now));
-      }
-    }
-    if (!left.empty()) lock_.reset(Lock::Make(place_.lock->mode(), left));
-    place_.lock = lock_.get();
-  }
-
-  const Place& place() const { return place_; }
-
- private:
-  Place place_;
-  std::unique_ptr<Lock> lock_;
-};
 
 // One pair of a map reply.
 void Field(RedisModuleCtx* ctx, const char* name, long long value) {
@@ -66,24 +35,6 @@ void OptionalField(RedisModuleCtx* ctx, const char* name, std::optional<Token> t
   token.has_value() ? Field(ctx, name, static_cast<long long>(token->value)) : NullField(ctx, name);
 }
 
-// How long a plain lock lasts, if it ends.
-std::optional<Millis> LeaseLeft(const PlainLock& plain, Instant now) {
-  return plain.end == kMaxInstant ? std::nullopt : std::optional<Millis>(plain.end - now);
-}
-
-// What one call of LOCK.LIST or LOCK.TOP may do before it stops, however much there is to tell; in
-// units of about a microsecond.
-constexpr size_t kListBudget = 10'000;
-constexpr size_t kLook = 2;           // the check of access rights, and opening the key
-constexpr size_t kTell = 5;           // ten fields
-constexpr size_t kHoldsPerUnit = 20;  // each hold is looked at
-
-std::string TextOf(RedisModuleCallReply* reply) {
-  size_t size = 0;
-  const char* bytes = RedisModule_CallReplyStringPtr(reply, &size);
-  return bytes == nullptr ? std::string() : std::string(bytes, size);
-}
-
 const char* NameOf(Mode mode) {
   switch (mode) {
     case Mode::kShared:
@@ -95,9 +46,6 @@ const char* NameOf(Mode mode) {
   }
   return "exclusive";
 }
-
-// How many of those who hold or wait LOCK.INFO shows one by one: it is a fast command.
-constexpr size_t kMostShown = 100;
 
 // Whom to call: a connection and where it comes from, as CLIENT LIST has them.
 constexpr long kConnectionFields = 2;
@@ -120,131 +68,32 @@ void ConnectionFields(RedisModuleCtx* ctx, std::optional<uint64_t> client) {
   Field(ctx, "client-addr", std::string_view(address));
 }
 
-constexpr long kHolderFields = 7 + kConnectionFields;
-
-// What a plain lock's holder has too. `session`: the connection that the hold ends with.
-void CommonHolderFields(RedisModuleCtx* ctx, uint32_t count, std::optional<uint64_t> session,
-                        Millis linger) {
-  Field(ctx, "count", count);
+void ReplyHolder(RedisModuleCtx* ctx, const LockInfo::Holder& holder) {
+  RedisModule_ReplyWithMap(ctx, 7 + kConnectionFields);
+  OptionalField(ctx, "owner", holder.owner);
+  OptionalField(ctx, "token", holder.token);
+  OptionalField(ctx, "lease-left-ms", holder.lease_left);
+  OptionalField(ctx, "held-ms", holder.held);
+  Field(ctx, "count", holder.count);
   RedisModule_ReplyWithCString(ctx, "session");
-  RedisModule_ReplyWithBool(ctx, session.has_value() ? 1 : 0);
-  Field(ctx, "linger-ms", linger.count());
-  ConnectionFields(ctx, session);
+  RedisModule_ReplyWithBool(ctx, holder.session.has_value() ? 1 : 0);
+  Field(ctx, "linger-ms", holder.linger.count());
+  ConnectionFields(ctx, holder.session);
 }
 
-void ReplyHolder(RedisModuleCtx* ctx, LockName lock, const Hold& hold, Instant now) {
-  RedisModule_ReplyWithMap(ctx, kHolderFields);
-  Field(ctx, "owner", hold.owner.bytes);
-  Field(ctx, "token", static_cast<long long>(hold.token.value));
-  Field(ctx, "lease-left-ms", (hold.end - now).count());
-  Field(ctx, "held-ms", std::max(now - hold.since, Millis{0}).count());
-  CommonHolderFields(ctx, hold.count, TheSessions().BoundTo(lock, hold.owner), hold.linger);
+void ReplyWaiter(RedisModuleCtx* ctx, const LockInfo::Waiter& waiter) {
+  RedisModule_ReplyWithMap(ctx, 4 + kConnectionFields);
+  Field(ctx, "owner", std::string_view(waiter.owner));
+  Field(ctx, "mode", NameOf(waiter.mode));
+  Field(ctx, "waited-ms", waiter.waited.count());
+  Field(ctx, "left-ms", waiter.left.count());
+  ConnectionFields(ctx, waiter.connection);
 }
 
-void ReplyPlainHolder(RedisModuleCtx* ctx, RedisModuleString* key, const PlainLock& plain,
-                      Instant now) {
-  RedisModule_ReplyWithMap(ctx, kHolderFields);
-  OptionalField(ctx, "owner", User(ctx).MayGet(key) ? std::optional(plain.value) : std::nullopt);
-  NullField(ctx, "token");
-  OptionalField(ctx, "lease-left-ms", LeaseLeft(plain, now));
-  NullField(ctx, "held-ms");
-  CommonHolderFields(ctx, /*count=*/1, /*session=*/std::nullopt, Millis{0});
-}
-
-// Those whose holds are live, in the order of their tokens.
-void ReplyHolders(RedisModuleCtx* ctx, LockName name, const Lock& lock, Instant now) {
-  RedisModule_ReplyWithArray(ctx, REDISMODULE_POSTPONED_LEN);
-  size_t shown = 0;
-  for (const Hold& hold : lock.holds(Lock::Order::kByToken)) {
-    if (shown == kMostShown) break;
-    if (!hold.LiveAt(now)) continue;
-    ReplyHolder(ctx, name, hold, now);
-    ++shown;
-  }
-  RedisModule_ReplySetArrayLength(ctx, static_cast<long>(shown));
-}
-
-// Those in front, in order.
-void ReplyWaiters(RedisModuleCtx* ctx, const WaitQueue::Line* line) {
-  if (line == nullptr) {
-    RedisModule_ReplyWithArray(ctx, 0);
-    return;
-  }
-  RedisModule_ReplyWithArray(ctx, static_cast<long>(std::min(line->size(), kMostShown)));
-  const Tick now = ToTick(SteadyNow());
-  size_t shown = 0;
-  for (const auto* place = line->first(); place != nullptr && shown < kMostShown; ++shown) {
-    const WaitQueue::Waiter& waiter = place->waiter();
-    RedisModule_ReplyWithMap(ctx, 4 + kConnectionFields);
-    Field(ctx, "owner", waiter.request().owner.bytes);
-    Field(ctx, "mode", NameOf(waiter.request().mode));
-    Field(ctx, "waited-ms", (now - waiter.since()).count());
-    Field(ctx, "left-ms", std::max(waiter.deadline() - now, Millis{0}).count());
-    ConnectionFields(ctx, waiter.client_id());
-    place = place->behind();
-  }
-}
-
-// The mode in which a lock is held, or in which the first in line asks for it.
-const char* NameOfMode(const Place& place, const WaitQueue::Line* line, Instant now) {
-  if (CountHolders(place, now) == 0) return NameOf(line->first()->waiter().request().mode);
-  return place.plain.has_value() ? "plain" : NameOf(ModeOf(place));
-}
-
-// What a list tells of one lock; of several holders about the one with the highest token.
-struct Summary {
-  std::string key;
-  const char* mode = nullptr;
-  size_t holding = 0;
-  std::optional<std::string> owner;
-  std::optional<Token> token;
-  std::optional<Millis> held;
-  std::optional<Millis> lease_left;
-  Millis linger_left{0};
-  size_t waiting = 0;
-  Millis longest_wait{0};
-};
-
-// What there is to tell of a lock, if the caller may know of it and somebody holds it or waits for
-// it.
-std::optional<Summary> Summarize(RedisModuleCtx* ctx, const User& caller, RedisModuleString* name,
-                                 Instant now, Budget& budget) {
-  budget.Spend(kLook);
-  if (!caller.MayLookAt(name)) return std::nullopt;
-  const LockKey key(ctx, name, LockKey::Access::kLook);
-  if (key.wrong_type()) return std::nullopt;
-  const Seen seen(key, now);
-  const Place& place = seen.place();
-  const WaitQueue::Line* line = TheWaiters().Find(key.lock_name());
-  if (CountHolders(place, now) == 0 && line == nullptr) return std::nullopt;
-
-  budget.Spend(kTell + (place.lock == nullptr ? 0 : place.lock->size() / kHoldsPerUnit));
-  const Occupancy occupancy = OccupancyOf(place, now);
-  Summary summary{.key = std::string(ToView(name)),
-                  .mode = NameOfMode(place, line, now),
-                  .holding = occupancy.live,
-                  .linger_left = occupancy.linger_left};
-  if (const std::optional<Hold> hold = CurrentHold(place, now); hold.has_value()) {
-    summary.owner = hold->owner.bytes;
-    summary.token = hold->token;
-    summary.held = std::max(now - hold->since, Millis{0});
-    summary.lease_left = hold->end - now;
-  } else if (occupancy.live > 0 && place.plain.has_value()) {
-    const bool shown = place.plain->value.size() <= kMaxOwnerBytes && caller.MayGet(name);
-    if (shown) summary.owner = place.plain->value;
-    summary.lease_left = LeaseLeft(*place.plain, now);
-  }
-  if (line != nullptr) {
-    summary.waiting = line->size();
-    summary.longest_wait = ToTick(SteadyNow()) - line->waiting_since();
-  }
-  return summary;
-}
-
-void ReplySummary(RedisModuleCtx* ctx, const Summary& summary) {
+void ReplySummary(RedisModuleCtx* ctx, const LockSummary& summary) {
   RedisModule_ReplyWithMap(ctx, 10);
   Field(ctx, "key", std::string_view(summary.key));
-  Field(ctx, "mode", summary.mode);
+  Field(ctx, "mode", summary.is_plain ? "plain" : NameOf(summary.mode));
   Field(ctx, "holding", static_cast<long long>(summary.holding));
   OptionalField(ctx, "owner", summary.owner);
   OptionalField(ctx, "token", summary.token);
@@ -255,8 +104,11 @@ void ReplySummary(RedisModuleCtx* ctx, const Summary& summary) {
   Field(ctx, "longest-wait-ms", summary.longest_wait.count());
 }
 
-}  // namespace
+int ReplyText(RedisModuleCtx* ctx, const std::string& text) {
+  return RedisModule_ReplyWithError(ctx, text.c_str());
+}
 
+// The error for a request that is neither granted nor busy.
 const char* TextFor(Outcome outcome) {
   switch (outcome) {
     case Outcome::kOtherMode:
@@ -283,6 +135,33 @@ const char* TextFor(Outcome outcome) {
   }
 }
 
+const char* TextFor(WaitEnd end) {
+  switch (end) {
+    case WaitEnd::kSuperseded:
+      return "UNBLOCKED a newer call of the same owner took over this place in the line";
+    case WaitEnd::kCancelled:
+      return "UNBLOCKED a LOCK.RELEASE of the same owner ended this wait";
+    case WaitEnd::kWrongType:
+      break;
+  }
+  return REDISMODULE_ERRORMSG_WRONGTYPE;
+}
+
+std::string WaitLimitText(size_t limit, const char* whose, const char* setting) {
+  return "WAITLIMIT " + std::to_string(limit) + " clients " + whose +
+         "wait on this server already, which is " + setting + ": try again later";
+}
+
+std::string DeadlockText(const std::vector<ParkResult::Step>& cycle,
+                         const std::function<bool(LockName)>& sees) {
+  std::vector<CycleStep> steps;
+  steps.reserve(cycle.size());
+  for (const auto& [owner, db, key] : cycle) steps.push_back({Owner{owner}, LockName{db, key}});
+  return "DEADLOCK " + DescribeCycle(steps, sees);
+}
+
+}  // namespace
+
 std::string MovedText(Slot slot, const ClusterNode& node, std::string_view endpoint_type) {
   std::string host = node.ip;
   if (endpoint_type == "hostname") host = node.hostname.empty() ? "?" : node.hostname;
@@ -290,14 +169,62 @@ std::string MovedText(Slot slot, const ClusterNode& node, std::string_view endpo
   return "MOVED " + std::to_string(slot) + ' ' + host + ':' + node.port;
 }
 
-int ReplyAcquired(RedisModuleCtx* ctx, const Admission& admission) {
-  if (admission.granted()) return ReplyToken(ctx, admission.token);
-  if (admission.busy()) return RedisModule_ReplyWithNull(ctx);
-  return RedisModule_ReplyWithError(ctx, TextFor(admission.outcome));
+int ReplyAcquired(RedisModuleCtx* ctx, const AcquireResult& result,
+                  const std::function<bool(LockName)>& sees) {
+  using Kind = AcquireResult::Kind;
+  switch (result.kind) {
+    case Kind::kGranted:
+      return ReplyToken(ctx, result.token);
+    case Kind::kBusy:
+      return RedisModule_ReplyWithNull(ctx);
+    case Kind::kWaits:
+      return REDISMODULE_OK;
+    case Kind::kRefused:
+      return RedisModule_ReplyWithError(ctx, TextFor(result.outcome));
+    case Kind::kWrongType:
+      return ReplyWrongType(ctx);
+    case Kind::kNoSession:
+      return RedisModule_ReplyWithError(
+          ctx, "ERR SESSION needs a connection, and inside scripts and functions there is none");
+    case Kind::kWaitLimit:
+      return ReplyText(ctx, WaitLimitText(result.limit, "", "turnstile.max-waiters"));
+    case Kind::kUserWaitLimit:
+      return ReplyText(
+          ctx, WaitLimitText(result.limit, "of this user ", "turnstile.max-waiters-per-user"));
+    case Kind::kCannotWait:
+      return RedisModule_ReplyWithError(
+          ctx,
+          "ERR this server does not let a connection wait that has subscriptions (RESP3): send "
+          "LOCK.ACQUIRE with WAIT over another connection, or without WAIT");
+    case Kind::kDeadlock:
+      break;
+  }
+  return ReplyText(ctx, DeadlockText(result.cycle, sees));
 }
 
-int ReplyCount(RedisModuleCtx* ctx, size_t count) {
-  return RedisModule_ReplyWithLongLong(ctx, static_cast<long long>(count));
+int ReplyCount(RedisModuleCtx* ctx, const CountResult& result, const char* command) {
+  switch (result.kind) {
+    case CountResult::Kind::kDone:
+      return RedisModule_ReplyWithLongLong(ctx, static_cast<long long>(result.count));
+    case CountResult::Kind::kWrongType:
+      return ReplyWrongType(ctx);
+    case CountResult::Kind::kMissingCommand:
+      break;
+  }
+  return ReplyText(ctx, std::string("ERR ") + command + " of a plain string needs the command " +
+                            result.missing + ", which this server has disabled");
+}
+
+int ReplyWaited(RedisModuleCtx* ctx, const WaitAnswer& answer) {
+  if (const auto* token = std::get_if<Token>(&answer)) return ReplyToken(ctx, *token);
+  if (const auto* outcome = std::get_if<Outcome>(&answer)) {
+    return RedisModule_ReplyWithError(ctx, TextFor(*outcome));
+  }
+  if (const auto* end = std::get_if<WaitEnd>(&answer)) {
+    return RedisModule_ReplyWithError(ctx, TextFor(*end));
+  }
+  if (const auto* text = std::get_if<std::string>(&answer)) return ReplyText(ctx, *text);
+  return RedisModule_ReplyWithNull(ctx);
 }
 
 int ReplyToken(RedisModuleCtx* ctx, std::optional<Token> token) {
@@ -309,110 +236,41 @@ int ReplyFlag(RedisModuleCtx* ctx, bool flag) {
   return RedisModule_ReplyWithLongLong(ctx, flag ? 1 : 0);
 }
 
-int ReplyInfo(RedisModuleCtx* ctx, const LockKey& key, const WaitQueue::Line* line, Instant now) {
-  const Seen seen(key, now);
-  const Place& place = seen.place();
-  const bool held = CountHolders(place, now) > 0;
-  if (!held && line == nullptr) return RedisModule_ReplyWithNull(ctx);
-  const Occupancy occupancy = OccupancyOf(place, now);
+int ReplyInfo(RedisModuleCtx* ctx, const std::optional<LockInfo>& info) {
+  if (!info.has_value()) return RedisModule_ReplyWithNull(ctx);
   RedisModule_ReplyWithMap(ctx, 7);
-  Field(ctx, "mode", NameOfMode(place, line, now));
-  Field(ctx, "holding", static_cast<long long>(occupancy.live));
+  Field(ctx, "mode", info->is_plain ? "plain" : NameOf(info->mode));
+  Field(ctx, "holding", static_cast<long long>(info->holding));
   RedisModule_ReplyWithCString(ctx, "holders");
-  if (held && place.plain.has_value()) {
-    RedisModule_ReplyWithArray(ctx, 1);
-    ReplyPlainHolder(ctx, key.name(), *place.plain, now);
-  } else if (held) {
-    ReplyHolders(ctx, key.lock_name(), *place.lock, now);
-  } else {
-    RedisModule_ReplyWithArray(ctx, 0);
-  }
-  Field(ctx, "linger-left-ms", occupancy.linger_left.count());
-  Field(ctx, "waiting", line == nullptr ? 0 : static_cast<long long>(line->size()));
+  RedisModule_ReplyWithArray(ctx, static_cast<long>(info->holders.size()));
+  for (const LockInfo::Holder& holder : info->holders) ReplyHolder(ctx, holder);
+  Field(ctx, "linger-left-ms", info->linger_left.count());
+  Field(ctx, "waiting", static_cast<long long>(info->waiting));
   RedisModule_ReplyWithCString(ctx, "waiters");
-  ReplyWaiters(ctx, line);
-  Field(ctx, "grace-left-ms", Tokens().GraceLeft(now).count());
+  RedisModule_ReplyWithArray(ctx, static_cast<long>(info->waiters.size()));
+  for (const LockInfo::Waiter& waiter : info->waiters) ReplyWaiter(ctx, waiter);
+  Field(ctx, "grace-left-ms", info->grace_left.count());
   return REDISMODULE_OK;
 }
 
-namespace {
-
-// The locks that a call of LOCK.LIST tells of.
-struct Listed {
-  std::string next_cursor;
-  std::vector<Summary> locks;
-  std::string error;  // the server's own, in place of all that
-};
-
-// Goes on for as many keys as are asked for, a few at a time: how much there is to do for a key is
-// known only when it is found, and SCAN cannot be stopped in the middle.
-Listed ScanLocks(RedisModuleCtx* ctx, const ListRequest& request, Instant now) {
-  constexpr int64_t kStep = 100;
-  const User caller(ctx);
-  const std::string_view match = request.match.value_or("*");
-  Listed listed{.next_cursor = std::string(request.cursor)};
-  Budget budget(kListBudget);
-  int64_t left = request.count;
-  do {
-    const int64_t step = std::min(left, kStep);
-    RedisModuleCallReply* found = RedisModule_Call(
-        ctx, "SCAN", "Ebcbclcc", listed.next_cursor.data(), listed.next_cursor.size(), "MATCH",
-        match.data(), match.size(), "COUNT", static_cast<long long>(step), "TYPE", kTypeName);
-    if (found == nullptr) {
-      listed.error = "ERR LOCK.LIST needs SCAN, which this server lacks";
-      return listed;
-    }
-    if (RedisModule_CallReplyType(found) == REDISMODULE_REPLY_ERROR) {
-      listed.error = TextOf(found);
-      RedisModule_FreeCallReply(found);
-      return listed;
-    }
-    listed.next_cursor = TextOf(RedisModule_CallReplyArrayElement(found, 0));
-    RedisModuleCallReply* keys = RedisModule_CallReplyArrayElement(found, 1);
-    for (size_t i = 0; i < RedisModule_CallReplyLength(keys); ++i) {
-      RedisModuleString* name =
-          RedisModule_CreateStringFromCallReply(RedisModule_CallReplyArrayElement(keys, i));
-      if (auto summary = Summarize(ctx, caller, name, now, budget); summary.has_value()) {
-        listed.locks.push_back(std::move(*summary));
-      }
-      RedisModule_FreeString(ctx, name);
-    }
-    RedisModule_FreeCallReply(found);
-    budget.Spend(static_cast<size_t>(step));
-    left -= step;
-  } while (left > 0 && !budget.spent() && listed.next_cursor != "0");
-  return listed;
-}
-
-}  // namespace
-
-int ReplyList(RedisModuleCtx* ctx, const ListRequest& request, Instant now) {
-  const Listed listed = ScanLocks(ctx, request, now);
-  if (!listed.error.empty()) return RedisModule_ReplyWithError(ctx, listed.error.c_str());
+int ReplyList(RedisModuleCtx* ctx, std::string_view next_cursor,
+              const std::vector<LockSummary>& locks) {
   RedisModule_ReplyWithArray(ctx, 2);
-  RedisModule_ReplyWithStringBuffer(ctx, listed.next_cursor.data(), listed.next_cursor.size());
-  RedisModule_ReplyWithArray(ctx, static_cast<long>(listed.locks.size()));
-  for (const Summary& summary : listed.locks) ReplySummary(ctx, summary);
+  RedisModule_ReplyWithStringBuffer(ctx, next_cursor.data(), next_cursor.size());
+  return ReplyTop(ctx, locks);
+}
+
+int ReplyTop(RedisModuleCtx* ctx, const std::vector<LockSummary>& locks) {
+  RedisModule_ReplyWithArray(ctx, static_cast<long>(locks.size()));
+  for (const LockSummary& summary : locks) ReplySummary(ctx, summary);
   return REDISMODULE_OK;
 }
 
-int ReplyTop(RedisModuleCtx* ctx, const std::vector<const WaitQueue::Line*>& lines, size_t most,
-             Instant now) {
-  const User caller(ctx);
-  RedisModule_ReplyWithArray(ctx, REDISMODULE_POSTPONED_LEN);
-  size_t shown = 0;
-  Budget budget(kListBudget);
-  for (const WaitQueue::Line* line : lines) {
-    if (shown == most || budget.spent()) break;
-    const std::string_view key = line->lock().key;
-    RedisModuleString* name = RedisModule_CreateString(ctx, key.data(), key.size());
-    if (const auto summary = Summarize(ctx, caller, name, now, budget); summary.has_value()) {
-      ReplySummary(ctx, *summary);
-      ++shown;
-    }
-    RedisModule_FreeString(ctx, name);
+int ReplyHelp(RedisModuleCtx* ctx, const std::vector<std::string>& lines) {
+  RedisModule_ReplyWithArray(ctx, static_cast<long>(lines.size()));
+  for (const std::string& line : lines) {
+    RedisModule_ReplyWithStringBuffer(ctx, line.data(), line.size());
   }
-  RedisModule_ReplySetArrayLength(ctx, static_cast<long>(shown));
   return REDISMODULE_OK;
 }
 
@@ -421,7 +279,7 @@ int ReplyFenced(RedisModuleCtx* ctx, Token asked, std::optional<Token> holds) {
                            " does not hold the lock" +
                            (holds.has_value() ? ", token " + std::to_string(holds->value) + " does"
                                               : std::string(", no token does"));
-  return RedisModule_ReplyWithError(ctx, text.c_str());
+  return ReplyText(ctx, text);
 }
 
 int ReplyNotPermitted(RedisModuleCtx* ctx, std::string_view command) {
@@ -452,53 +310,10 @@ int ReplyReadOnly(RedisModuleCtx* ctx) {
       ctx, "READONLY a replica decides nothing about locks, also a writable one: ask the primary");
 }
 
-int ReplyMissingCommand(RedisModuleCtx* ctx, const char* command, const char* missing) {
-  const std::string text = std::string("ERR ") + command + " of a plain string needs the command " +
-                           missing + ", which this server has disabled";
-  return RedisModule_ReplyWithError(ctx, text.c_str());
-}
-
 int ReplyInternal(RedisModuleCtx* ctx, const char* command) {
   const std::string text = std::string("ERR ") + command +
                            " is internal: it is accepted from the primary and from the AOF only";
   return RedisModule_ReplyWithError(ctx, text.c_str());
-}
-
-int ReplyWaitLimit(RedisModuleCtx* ctx, size_t limit) {
-  const std::string text = "WAITLIMIT " + std::to_string(limit) +
-                           " clients wait on this server already, which is "
-                           "turnstile.max-waiters: try again later";
-  return RedisModule_ReplyWithError(ctx, text.c_str());
-}
-
-int ReplyUserWaitLimit(RedisModuleCtx* ctx, size_t limit) {
-  const std::string text = "WAITLIMIT " + std::to_string(limit) +
-                           " clients of this user wait on this server already, which is "
-                           "turnstile.max-waiters-per-user: try again later";
-  return RedisModule_ReplyWithError(ctx, text.c_str());
-}
-
-int ReplyCannotWait(RedisModuleCtx* ctx) {
-  return RedisModule_ReplyWithError(
-      ctx,
-      "ERR this server does not let a connection wait that has subscriptions (RESP3): send "
-      "LOCK.ACQUIRE with WAIT over another connection, or without WAIT");
-}
-
-int ReplyNoSession(RedisModuleCtx* ctx) {
-  return RedisModule_ReplyWithError(
-      ctx, "ERR SESSION needs a connection, and inside scripts and functions there is none");
-}
-
-int ReplyDeadlock(RedisModuleCtx* ctx, const std::vector<CycleStep>& cycle) {
-  const User caller(ctx);
-  const auto visible = [&](LockName lock) {
-    RedisModuleString* name = RedisModule_CreateString(ctx, lock.key.data(), lock.key.size());
-    const bool may = caller.MayLookAt(name);
-    RedisModule_FreeString(ctx, name);
-    return may;
-  };
-  return RedisModule_ReplyWithError(ctx, ("DEADLOCK " + DescribeCycle(cycle, visible)).c_str());
 }
 
 }  // namespace turnstile

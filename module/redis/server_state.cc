@@ -3,13 +3,19 @@
 #include <algorithm>
 #include <iterator>
 
-#include "redis/cluster.h"
-
 namespace turnstile {
-namespace {
+Role RoleOf(int context_flags) {
+  if ((context_flags & REDISMODULE_CTX_FLAGS_LOADING) != 0) return Role::kLoading;
+  return (context_flags & REDISMODULE_CTX_FLAGS_SLAVE) != 0 ? Role::kReplica : Role::kPrimary;
+}
 
-bool HasListeners() {
-  if (InCluster() || (RedisModule_GetContextFlags(nullptr) & REDISMODULE_CTX_FLAGS_AOF) != 0) {
+void ServerState::Register(RedisModuleCtx* ctx) {
+  in_cluster_ = (RedisModule_GetContextFlags(ctx) & REDISMODULE_CTX_FLAGS_CLUSTER) != 0;
+  LookForModules(ctx);
+}
+
+bool ServerState::HasConsumers() const {
+  if (in_cluster_ || (RedisModule_GetContextFlags(nullptr) & REDISMODULE_CTX_FLAGS_AOF) != 0) {
     return true;
   }
   RedisModuleServerInfoData* info = RedisModule_GetServerInfo(nullptr, "replication");
@@ -23,8 +29,6 @@ bool HasListeners() {
   return any;
 }
 
-}  // namespace
-
 Source ServerState::Ask(RedisModuleCtx* ctx) {
   const int flags = RedisModule_GetContextFlags(ctx);
   if ((flags & REDISMODULE_CTX_FLAGS_REPLICATED) != 0) return Source::kObeyed;
@@ -34,16 +38,16 @@ Source ServerState::Ask(RedisModuleCtx* ctx) {
   // clients meanwhile, and reads no AOF.
   const int loading = REDISMODULE_CTX_FLAGS_LOADING | REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
   if ((flags & loading) == REDISMODULE_CTX_FLAGS_LOADING) return Source::kObeyed;
-  if ((flags & REDISMODULE_CTX_FLAGS_SLAVE) != 0) return Source::kReplica;
-  only_callers_ = (flags & loading) == 0 && !InCluster();
+  if (RoleOf(flags & ~REDISMODULE_CTX_FLAGS_LOADING) == Role::kReplica) return Source::kReplica;
+  only_callers_ = (flags & loading) == 0 && !in_cluster_;
   return Source::kCaller;
 }
 
-bool ServerState::LookForListeners(Instant now) {
+bool ServerState::LookForConsumers(Instant now) {
   constexpr Millis kEvery{1000};
-  nobody_listens_ = !HasListeners();
+  no_consumers_ = !HasConsumers();
   look_again_ = now + kEvery;
-  return !nobody_listens_;
+  return !no_consumers_;
 }
 
 bool ServerState::ClientsWatch() {
@@ -75,11 +79,6 @@ void ServerState::ModuleCame(std::string_view name) {
   if (std::find(std::begin(kHarmless), std::end(kHarmless), name) == std::end(kHarmless)) {
     has_other_modules_ = true;
   }
-}
-
-ServerState& TheServer() {
-  static constinit ServerState state;
-  return state;
 }
 
 }  // namespace turnstile

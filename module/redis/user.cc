@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "core/request.h"
-#include "redis/command_table.h"
+#include "redis/command_names.h"
 
 namespace turnstile {
 
@@ -51,6 +51,13 @@ bool User::MayLookAt(RedisModuleString* key) const {
   static RedisModuleString* const info =
       RedisModule_CreateString(nullptr, kInfoCommand, std::strlen(kInfoCommand));
   return MayRunOn(info, key);
+}
+
+bool User::MayLookAt(RedisModuleCtx* ctx, LockName lock) const {
+  RedisModuleString* name = RedisModule_CreateString(ctx, lock.key.data(), lock.key.size());
+  const bool may = MayLookAt(name);
+  RedisModule_FreeString(ctx, name);
+  return may;
 }
 
 bool User::MayGet(RedisModuleString* key) const {

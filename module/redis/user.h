@@ -5,6 +5,7 @@
 
 #include <span>
 
+#include "core/types.h"
 #include "redis/redis_api.h"
 
 namespace turnstile {
@@ -24,6 +25,7 @@ class User {
   bool MayRun(std::span<RedisModuleString*> command) const;
   // LOCK.INFO on this key. Whoever may not is told nothing about its holders.
   bool MayLookAt(RedisModuleString* key) const;
+  bool MayLookAt(RedisModuleCtx* ctx, LockName lock) const;
   // GET on this key. Whoever may not is not told the value of a string.
   bool MayGet(RedisModuleString* key) const;
 

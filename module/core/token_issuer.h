@@ -1,24 +1,27 @@
-// The server's one token clock, and when it starts to issue.
+// The server's one token clock, and when this server issues.
 //
 // The floor that it then notes is replicated, and written to the AOF, as a fact: at once if this
 // server knows of any lock or floor, and again whenever a copy of the data is made; otherwise
 // before the first grant. So a server on which nobody locks writes nothing.
 
-#ifndef TURNSTILE_REDIS_TOKENS_H_
-#define TURNSTILE_REDIS_TOKENS_H_
+#ifndef TURNSTILE_CORE_TOKEN_ISSUER_H_
+#define TURNSTILE_CORE_TOKEN_ISSUER_H_
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "core/decide.h"
+#include "core/settings.h"
 #include "core/token_clock.h"
 #include "core/types.h"
 
 namespace turnstile {
 
-class ServerTokens {
+class TokenIssuer {
  public:
+  explicit TokenIssuer(const Settings& settings) : settings_(settings) {}
+
   // To be called once, when the module is loaded.
   void ProcessStarted(FineInstant now) { clock_.ProcessStarted(now); }
 
@@ -26,11 +29,11 @@ class ServerTokens {
   // begins the grace.
   const TokenClock& Issuing(FineInstant now);
 
-  // The last moment of the grace. Follows turnstile.failover-grace-ms.
-  Instant GraceEnd() const;
-  Grace GraceAt(Instant now) const { return now <= GraceEnd() ? Grace::kOn : Grace::kOver; }
+  // The last moment of the grace, if there is one. Follows turnstile.failover-grace-ms.
+  std::optional<Instant> GraceEnd() const;
+  Grace GraceAt(Instant now) const;
   // How long from now; zero if it is over.
-  Millis GraceLeft(Instant now) const { return std::max(GraceEnd() - now, Millis{0}); }
+  Millis GraceLeft(Instant now) const;
 
   // A token that was granted here, loaded, restored or replicated.
   void Observe(Token token) { clock_.Observe(token); }
@@ -68,6 +71,7 @@ class ServerTokens {
   const TokenClock& clock() const { return clock_; }
 
  private:
+  const Settings& settings_;
   TokenClock clock_;
   bool issuing_ = false;
   bool untold_start_ = false;
@@ -78,8 +82,6 @@ class ServerTokens {
   FineInstant slots_came_{};
 };
 
-ServerTokens& Tokens();
-
 }  // namespace turnstile
 
-#endif  // TURNSTILE_REDIS_TOKENS_H_
+#endif  // TURNSTILE_CORE_TOKEN_ISSUER_H_

@@ -1,17 +1,15 @@
-#include "redis/tokens.h"
-
-#include "redis/config.h"
+#include "core/token_issuer.h"
 
 namespace turnstile {
 
-const TokenClock& ServerTokens::Issuing(FineInstant now) {
+const TokenClock& TokenIssuer::Issuing(FineInstant now) {
   if (issuing_) {
-    clock_.SetMargin(TokenMargin());
+    clock_.SetMargin(settings_.token_margin);
   } else {
     issuing_ = true;
     untold_start_ = true;
     issuing_since_ = ToInstant(now);
-    clock_.StartIssuing(now, TokenMargin());
+    clock_.StartIssuing(now, settings_.token_margin);
     clock_.NoteFloor(peers_.AtMost(now));
     // At once, not with the first grant: were that lost with this server, a replica that knows
     // what this server knew would start from the same floor.
@@ -20,19 +18,29 @@ const TokenClock& ServerTokens::Issuing(FineInstant now) {
   return clock_;
 }
 
-Instant ServerTokens::GraceEnd() const {
-  const Millis grace = FailoverGrace();
-  return issuing_ && grace > Millis{0} ? issuing_since_ + grace : kMinInstant;
+std::optional<Instant> TokenIssuer::GraceEnd() const {
+  if (!issuing_ || settings_.failover_grace == Millis{0}) return std::nullopt;
+  return issuing_since_ + settings_.failover_grace;
 }
 
-void ServerTokens::SlotsCame(FineInstant now) {
+Grace TokenIssuer::GraceAt(Instant now) const {
+  const std::optional<Instant> end = GraceEnd();
+  return end.has_value() && now <= *end ? Grace::kOn : Grace::kOver;
+}
+
+Millis TokenIssuer::GraceLeft(Instant now) const {
+  const std::optional<Instant> end = GraceEnd();
+  return end.has_value() ? std::max(*end - now, Millis{0}) : Millis{0};
+}
+
+void TokenIssuer::SlotsCame(FineInstant now) {
   slots_came_ = now;
   if (!issuing_) return;
-  clock_.SetMargin(TokenMargin());
+  clock_.SetMargin(settings_.token_margin);
   clock_.AdvanceBeyond(peers_, now);
 }
 
-void ServerTokens::OnPeerClock(ClockReading reading, FineInstant now) {
+void TokenIssuer::OnPeerClock(ClockReading reading, FineInstant now) {
   if (!clock_.MayAdopt(reading.last, now) || !clock_.MayAdopt(reading.wall, now)) return;
   peers_.Observe(reading, now);
   // The message may be slower than the slot. No more than what it says: two nodes that hear of each
@@ -42,7 +50,7 @@ void ServerTokens::OnPeerClock(ClockReading reading, FineInstant now) {
   if (issuing_ && just_came) clock_.NoteFloor(reading.last);
 }
 
-void ServerTokens::StopIssuing() {
+void TokenIssuer::StopIssuing() {
   issuing_ = false;
   floor_to_replicate_ = false;
   floor_replicated_ = {};
@@ -51,7 +59,7 @@ void ServerTokens::StopIssuing() {
 
 // Slots come by the thousand, and so do clients that are sent here with ASK, each time with a
 // higher floor: a fact a second is enough, as every grant is one too.
-std::optional<Token> ServerTokens::TakeFloorBefore(Token token, FineInstant now) {
+std::optional<Token> TokenIssuer::TakeFloorBefore(Token token, FineInstant now) {
   constexpr Millis kAtMostEvery{1000};
   const std::optional<Token> floor = clock_.FloorPassedBy(token);
   if (!floor.has_value() || LeadOf(*floor, now) == Micros{0}) return std::nullopt;
@@ -60,25 +68,20 @@ std::optional<Token> ServerTokens::TakeFloorBefore(Token token, FineInstant now)
   return floor;
 }
 
-void ServerTokens::ReplicateFloorSoon(FineInstant now) {
+void TokenIssuer::ReplicateFloorSoon(FineInstant now) {
   if (issuing_ && ToSave(now).has_value()) floor_to_replicate_ = true;
 }
 
-std::optional<Token> ServerTokens::TakeFloorToReplicate(FineInstant now) {
+std::optional<Token> TokenIssuer::TakeFloorToReplicate(FineInstant now) {
   if (!std::exchange(floor_to_replicate_, false)) return std::nullopt;
   const std::optional<Token> floor = ToSave(now);
   if (floor.has_value()) clock_.Observe(*floor);  // from here on others know it
   return floor;
 }
 
-std::optional<Token> ServerTokens::ToSave(FineInstant now) const {
+std::optional<Token> TokenIssuer::ToSave(FineInstant now) const {
   if (clock_.last() == Token{} || clock_.LeadAt(now) == Micros{0}) return std::nullopt;
   return clock_.reading();
-}
-
-ServerTokens& Tokens() {
-  static constinit ServerTokens tokens;
-  return tokens;
 }
 
 }  // namespace turnstile

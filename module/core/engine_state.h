@@ -1,0 +1,59 @@
+// What the parts of the engine share.
+
+#ifndef TURNSTILE_CORE_ENGINE_STATE_H_
+#define TURNSTILE_CORE_ENGINE_STATE_H_
+
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "core/host.h"
+#include "core/reporter.h"
+#include "core/sessions.h"
+#include "core/settings.h"
+#include "core/stats.h"
+#include "core/token_issuer.h"
+#include "core/wait_queue.h"
+
+namespace turnstile {
+
+// The databases in which there may be locks; in others there are none. There are few.
+class LockDatabases {
+ public:
+  const std::vector<int>& all() const { return databases_; }
+  bool Has(int db) const;
+  void Add(int db) {
+    if (databases_.size() != 1 || databases_.front() != db) Insert(db);
+  }
+  // All databases, if none is named.
+  void Forget(std::optional<int> db);
+  void Swap(int first, int second);
+
+ private:
+  void Insert(int db);
+
+  std::vector<int> databases_;  // in ascending order
+};
+
+struct EngineState {
+  explicit EngineState(Host& the_host)
+      : host(the_host), tokens(settings), reporter(the_host, stats) {}
+
+  Host& host;
+  Settings settings;
+  Stats stats;
+  TokenIssuer tokens;
+  Sessions sessions;
+  WaitQueue queue;
+  Reporter reporter;
+  LockDatabases databases;
+
+  // By which rules requests are granted now.
+  GrantRules RulesAt(Instant now) const {
+    return {.grace = tokens.GraceAt(now), .max_holders = settings.max_holders};
+  }
+};
+
+}  // namespace turnstile
+
+#endif  // TURNSTILE_CORE_ENGINE_STATE_H_

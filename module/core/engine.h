@@ -207,7 +207,9 @@ class Engine {
   Settings& settings() { return state_.settings; }
   const Settings& settings() const { return state_.settings; }
   Stats& stats() { return state_.stats; }
+  const Stats& stats() const { return state_.stats; }
   TokenIssuer& tokens() { return state_.tokens; }
+  const TokenIssuer& tokens() const { return state_.tokens; }
   const WaitQueue& queue() const { return state_.queue; }
   const Sessions& sessions() const { return state_.sessions; }
 

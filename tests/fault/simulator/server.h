@@ -1,8 +1,5 @@
-// A server made of the pure core alone: what module/redis does around it, without Redis.
-//
-// It decides as a primary and obeys as a replica. What it decides goes into a log as the words of
-// real commands, which is both its AOF and its stream to replicas; who reads the log parses those
-// words again. A copy of its data is the real encoded bytes.
+// A server of the simulator: the simulated host (tests/sim) with the engine that ships, spoken to
+// in the simulator's own words.
 
 #ifndef TURNSTILE_TESTS_FAULT_SIMULATOR_SERVER_H_
 #define TURNSTILE_TESTS_FAULT_SIMULATOR_SERVER_H_
@@ -10,21 +7,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
-#include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
-#include "core/decide.h"
-#include "core/lock.h"
-#include "core/request.h"
-#include "core/sessions.h"
-#include "core/token_clock.h"
 #include "core/types.h"
-#include "core/wait_queue.h"
 #include "fault/history.h"
+#include "sim/sim_host.h"
 
 namespace turnstile::fault {
 
@@ -60,24 +49,7 @@ struct Reply {
   int64_t token = 0;  // of an acquired lock,
   size_t done = 0;    // or how many locks were released or touched
   bool waited = false;
-};
-
-// Commands, each a row of words.
-class CommandLog {
- public:
-  static constexpr size_t kMostWords = 10;
-  using Words = std::array<std::string_view, kMostWords>;
-
-  size_t size() const { return commands_.size(); }
-  void Clear();
-  void Append(std::span<const std::string_view> words);
-  // Views into the log.
-  std::span<const std::string_view> Read(size_t index, Words& words) const;
-
- private:
-  std::string bytes_;
-  std::vector<uint32_t> words_;     // where each ends in bytes_
-  std::vector<uint32_t> commands_;  // where each ends in words_
+  WaitingCall* waiting_call = nullptr;  // of one that was granted after a wait
 };
 
 class Server {
@@ -85,179 +57,79 @@ class Server {
   struct Settings {
     Millis margin{0};
     Millis grace{0};
-    int tries_per_pass = 0;  // of the event loop: how many waiters are tried at most; 0: all
+    size_t budget = 5'000;  // of a pass of the event loop
   };
-
-  // All data at one moment, as an RDB file or a full synchronisation carries it.
-  struct Copy {
-    struct Value {
-      bool is_plain = false;
-      std::string bytes;  // of a lock encoded; empty: no key
-      Instant plain_end;
-    };
-    std::array<Value, kLocks> values;
-    std::optional<Token> clock;  // if it leads the wall clock
-  };
+  using Copy = sim::SimHost::Copy;
 
   // The latest moment up to which any server let this owner keep others out of the lock.
   using Ledger = std::array<std::array<Instant, kOwners>, kLocks>;
 
-  Server(const Settings& settings, Ledger& ledger) : settings_(settings), ledger_(ledger) {}
-  ~Server();
+  Server(const Settings& settings, Ledger& ledger);
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
   // --- What clients do
 
-  void Handle(const Call& call, FineInstant now, FineTick tick);
-  void ConnectionClosed(uint32_t connection);
-  // The answer to this call, which waited, did not reach its client, and the server knows.
-  void NotDelivered(uint32_t call);
+  void Handle(const Call& call, const Now& now);
+  void ConnectionClosed(uint32_t connection, const Now& now) { host_.Disconnect(connection, now); }
+  // Answers that nobody has taken yet. Of each that waited, Replied says whether it reached its
+  // client, as far as the server knows.
+  std::vector<Reply> TakeReplies();
+  void Replied(const Reply& reply, bool delivered);
 
   // --- What strangers do, on a primary
 
-  void Delete(uint32_t lock);
-  void Flush();
-  void Set(uint32_t lock, std::string_view value, Instant end);
-  void Rename(uint32_t from, uint32_t to, Instant now);
+  void Delete(uint32_t lock, const Now& now) { host_.Delete(0, NameOfLock(lock), now); }
+  void Flush(const Now& now) { host_.Flush(std::nullopt, now); }
+  void Set(uint32_t lock, std::string_view value, Instant end, const Now& now) {
+    host_.Set(0, NameOfLock(lock), value, end, now);
+  }
+  void Rename(uint32_t from, uint32_t to, const Now& now);
 
   // --- What the server does by itself
 
   // Whatever is due, as before the event loop sleeps.
-  void Turn(FineInstant now, FineTick tick);
-  // When a turn has something to do; kMaxInstant if nothing is due,
-  Instant NextDue() const;
-  // but for those who have waited long enough; kMaxTick if nobody waits.
-  Tick NextTimeOut() const { return queue_.NextTimeOut(); }
+  void Turn(const Now& now) { host_.Turn(now, settings_.budget); }
+  // When a turn has something to do, if anything is due.
+  std::optional<Instant> NextDue() const { return host_.NextDue(); }
+  // Those who have waited long enough; kMaxTick if nobody waits.
+  Tick NextTimeOut() const { return host_.engine().queue().NextTimeOut(); }
 
-  bool is_primary() const { return is_primary_; }
+  bool is_primary() { return host_.role() == Role::kPrimary; }
   // Issues from its next turn on, as after a start or a promotion; or has done so for long.
-  void BecomePrimary() { is_primary_ = true; }
-  void BeOldPrimary(FineInstant now);
+  void BecomePrimary() { host_.BecomePrimary(); }
+  void BeOldPrimary(FineInstant now) { host_.BeOldPrimary(now); }
   // Those who wait are answered with an error.
-  void BecomeReplica();
+  void BecomeReplica(const Now& now);
 
   // A command of the log of the primary, or of its own.
-  void Obey(std::span<const std::string_view> words);
-
-  Copy Save(FineInstant now);
-  void Load(const Copy& copy);
+  void Apply(const sim::CommandLog::Command& command) { host_.Apply(command); }
+  Copy Save(FineInstant now) { return host_.Save(now); }
+  void Load(const Copy& copy) { host_.Load(copy); }
 
   // --- What others see
 
-  // Answers that nobody has taken yet.
-  std::vector<Reply>& replies() { return replies_; }
-  const CommandLog& log() const { return log_; }
-  bool HasSameData(const Server& other) const;
-  const TokenClock& clock() const { return clock_; }
-  Instant GraceEnd() const;
-  const Lock* lock(uint32_t lock) const { return slots_[lock].lock.get(); }
+  sim::SimHost& host() { return host_; }
+  const sim::CommandLog& log() const { return host_.log(); }
+  bool HasSameData(const Server& other) const { return host_.HasSameData(other.host_); }
+  Instant GraceEnd() const { return host_.engine().tokens().GraceEnd().value_or(kMinInstant); }
   // Whether somebody keeps others out for longer than any server let it.
   bool HasLongerLease() const;
 
-  // Somebody waits though nothing keeps it from its lock, and nobody will look after it.
-  bool LeavesSomebodyWaiting(FineInstant now);
-  // Somebody waits for longer than it asked to.
-  bool KeepsSomebodyTooLong(FineTick now) const;
-  // Nothing is left of those who waited.
-  bool IsQueueClean() const;
+  bool LeavesSomebodyWaiting(const Now& now) { return host_.LeavesSomebodyWaiting(now); }
+  bool KeepsSomebodyTooLong(FineTick now) const { return host_.KeepsSomebodyTooLong(now); }
+  bool IsQueueClean() const { return host_.IsQueueClean(); }
   // What cannot be, if anything of that happened.
-  const char* fault() const { return fault_; }
+  const char* fault() const { return host_.fault(); }
 
-  size_t taken_back() const { return taken_back_; }
-  size_t sessions_ended() const { return sessions_ended_; }
+  size_t taken_back() const { return host_.engine().stats().undelivered; }
+  size_t sessions_ended() const { return host_.engine().stats().session_ended; }
 
  private:
-  struct Slot {
-    std::unique_ptr<Lock> lock;
-    bool is_plain = false;
-    std::string plain;
-    Instant plain_end;
-  };
-  struct Parked;
-  struct Grant {
-    Call call;
-    Token token;
-    std::optional<Hold> upgraded = {};
-    std::optional<uint64_t> bound_to = {};
-    bool told = false;
-  };
-  using Sites = std::array<Site, kLocks>;
-
-  void Acquire(const Call& call, FineInstant now, FineTick tick);
-  void Park(const Call& call, const Sites& sites, const AcquireRequest& request, Instant now,
-            FineTick tick);
-  void ReleaseAll(const Call& call, Instant now);
-  void TouchAll(const Call& call, Instant now);
-  void Fence(const Call& call, Instant now);
-  void OwnerWasTold(const Call& call);
-
-  const TokenClock& Issuing(FineInstant now);
-  Grace GraceAt(Instant now) const { return now <= GraceEnd() ? Grace::kOn : Grace::kOver; }
-
-  Place PlaceOf(uint32_t lock) const;
-  // Removes the key if its time is over, as any access to it does.
-  void Open(uint32_t lock, Instant now);
-  void Remove(uint32_t lock);
-  void LockChanged(uint32_t lock);
-  Crowd AheadOfNewcomer(uint32_t lock, const AcquireRequest& request, Instant now);
-
-  void CarryOut(uint32_t lock, const Change& change, Instant now);
-  void CarryOutGrant(uint32_t lock, const AcquireRequest& request, const Call& call, Token token,
-                     Instant now);
-  void Do(uint32_t lock, const Held& held);
-  void Do(uint32_t lock, const Released& released);
-  void Do(uint32_t lock, const Ended& ended);
-  void Do(uint32_t lock, const Expired& expired);
-  void Do(uint32_t lock, const SessionsEnded& ended);
-  void Do(uint32_t lock, const PlainFreed& freed);
-  void Do(uint32_t lock, const PlainExtended& extended);
-  void Store(uint32_t lock, const Held& held);
-  template <typename Fact>
-  void TakeOut(uint32_t lock, const Fact& fact);
-  void TakeOutExpired(uint32_t lock, const Expired& expired);
-  void EndSessionsOf(uint32_t lock, const SessionsEnded& ended);
-  void HoldGone(uint32_t lock, Owner owner);
-  template <typename Fact>
-  void ApplyRemoval(uint32_t lock, const Fact& fact);
-  void ObeyFact(Args args);
-  void ObeyRelease(Args args);
-
-  void TimeOut(Tick now);
-  void TakeBack(const Grant& grant, Instant now);
-  void EndSessions(Instant now);
-  void EndSessionsIn(uint32_t lock, Instant now);
-  void Block(Parked& parked, const Sites& sites, Instant now);
-  void GrantWaiters(FineInstant now);
-  void TryGrant(Parked& parked, FineInstant now);
-  void UnblockLater(Parked& parked);
-  void Send(Parked& parked, const Reply& reply);
-  void Forget(Parked& parked);
-
-  void Emit(std::span<const std::string_view> words) { log_.Append(words); }
-  void EmitHeld(uint32_t lock, const Held& held);
-  void EmitEnded(uint32_t lock, const Ended& ended);
-
   Settings settings_;
   Ledger& ledger_;
-  bool is_primary_ = false;
-  bool issuing_ = false;
-  Instant issuing_since_ = kMinInstant;
-  std::optional<Token> untold_floor_;
-  TokenClock clock_;
-  std::array<Slot, kLocks> slots_;
-  WaitQueue queue_;
-  Sessions sessions_;
-  std::vector<Parked*> parked_;      // in line
-  std::vector<Parked*> superseded_;  // their places were taken over
-  std::vector<Grant> in_flight_;     // of the last turn
-  std::vector<Grant> to_take_back_;
-  bool held_back_ = false;  // somebody waits for the end of the grace
   std::vector<Reply> replies_;
-  CommandLog log_;
-  const char* fault_ = nullptr;
-  size_t taken_back_ = 0;
-  size_t sessions_ended_ = 0;
+  sim::SimHost host_;
 };
 
 }  // namespace turnstile::fault

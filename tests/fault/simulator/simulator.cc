@@ -6,8 +6,6 @@
 #include <ostream>
 #include <utility>
 
-#include "fault/simulator/arena.h"
-
 namespace turnstile::fault {
 namespace {
 
@@ -87,8 +85,7 @@ Random::Random(uint64_t seed) {
   state_ = mixed == 0 ? 1 : mixed;
 }
 
-// The names of owners are made once: not in the arena.
-Simulator::Simulator() { NameOfOwner(0); }
+Simulator::Simulator() = default;
 Simulator::~Simulator() = default;
 
 std::vector<Violation> Simulator::Run(uint64_t seed, std::ostream* story) {
@@ -110,12 +107,7 @@ std::vector<Violation> Simulator::Run(uint64_t seed, std::ostream* story) {
 }
 
 void Simulator::Begin(uint64_t seed) {
-  // Not assigned: a string keeps its memory then, and the arena forgets it.
-  for (Node& node : nodes_) {
-    std::destroy_at(&node);
-    std::construct_at(&node);
-  }
-  ResetArena();
+  for (Node& node : nodes_) node = Node();
   random_ = Random(seed);
   now_ = 0;
   order_ = 0;
@@ -139,7 +131,6 @@ void Simulator::Begin(uint64_t seed) {
 
   ChooseWorld();
   for (size_t i = 0; i < server_count_; ++i) {
-    const ArenaScope arena;
     nodes_[i].server = std::make_unique<Server>(settings_, ledger_);
     nodes_[i].life = ++lives_;
     nodes_[i].linked = i != primary_;
@@ -177,7 +168,8 @@ void Simulator::ChooseWorld() {
 
   constexpr std::array kMargins = {5, 60, 30'000};
   settings_.margin = Millis{kMargins[random.Below(kMargins.size())]};
-  settings_.tries_per_pass = random.Below(4) == 0 ? 1 + static_cast<int>(random.Below(3)) : 0;
+  // Some servers have so much to do that a pass ends after a step or two.
+  settings_.budget = random.Below(4) == 0 ? 1 + random.Below(30) : 5'000;
   settings_.grace = lossy_ ? Millis{longest_lease_ + longest_linger_ + 1} : Millis{0};
   const bool skewed = random.OneIn(2);
   for (size_t i = 0; i < kServers && skewed; ++i) {
@@ -322,20 +314,14 @@ std::vector<Violation> Simulator::Judge() {
                     .wait_slack = 35 * kMillisecond,
                     .idle_limit = 4 * kMillisecond + delay_ + jitter_,
                     .order_slack = 3 * kMillisecond};
-  bool wrong = false;
-  {
-    const ArenaScope arena;
-    const Findings findings = Check(history_, rules);
-    wrong = !findings.violations.empty();
-    Count(Thing::kOperations, findings.operations);
-    Count(Thing::kHolds, findings.holds);
-    Count(Thing::kWaits, findings.waits);
-    Count(Thing::kOrdered, findings.ordered);
-    Count(Thing::kWrites, findings.writes);
-    Count(Thing::kWritesRefused, findings.refused);
-  }
-  if (!wrong) return violations_;
-  std::vector<Violation> all = Check(history_, rules).violations;  // not in the arena
+  Findings findings = Check(history_, rules);
+  Count(Thing::kOperations, findings.operations);
+  Count(Thing::kHolds, findings.holds);
+  Count(Thing::kWaits, findings.waits);
+  Count(Thing::kOrdered, findings.ordered);
+  Count(Thing::kWrites, findings.writes);
+  Count(Thing::kWritesRefused, findings.refused);
+  std::vector<Violation> all = std::move(findings.violations);
   std::erase_if(all, [&](const Violation& violation) { return IsExcused(violation); });
   all.insert(all.end(), violations_.begin(), violations_.end());
   return all;
@@ -769,7 +755,7 @@ void Simulator::Arrive(const Event& event) {
     Push(node.paused_until, event.what, event.who, event.number);
     return;
   }
-  node.server->Handle(call, WallOf(connection.server), TickNow());
+  node.server->Handle(call, NowOf(connection.server));
   // Others may arrive in the same pass of the event loop.
   TurnAt(connection.server, now_ + (random_.OneIn(2) ? 0 : random_.Between(0, 200)));
 }
@@ -783,22 +769,24 @@ void Simulator::ServerLearns(uint32_t number) {
     return;
   }
   connection.open_at_server = false;
-  node.server->ConnectionClosed(number);
+  node.server->ConnectionClosed(number, NowOf(connection.server));
   TurnAt(connection.server, now_);
 }
 
 void Simulator::SendReplies(size_t node) {
   Server& server = *nodes_[node].server;
-  for (const Reply& reply : server.replies()) {
+  for (const Reply& reply : server.TakeReplies()) {
     Connection& connection = connections_[reply.connection];
     highest_token_ = std::max(highest_token_, reply.token);
-    if (!connection.open_at_server) continue;
     const bool gone = !connection.open_at_client || connection.broken != kNever;
-    if (gone && reply.waited && reply.answer == Answer::kToken && random_.OneIn(2)) {
-      // The server learns just now that its client is gone.
+    // The server may learn just now that its client is gone.
+    const bool learns = connection.open_at_server && gone && reply.waited &&
+                        reply.answer == Answer::kToken && random_.OneIn(2);
+    if (reply.waited) server.Replied(reply, connection.open_at_server && !learns);
+    if (!connection.open_at_server) continue;
+    if (learns) {
       connection.open_at_server = false;
-      server.NotDelivered(reply.call);
-      server.ConnectionClosed(reply.connection);
+      server.ConnectionClosed(reply.connection, NowOf(node));
     }
     if (gone) continue;
     if (loses_one_in_ > 0 && random_.OneIn(loses_one_in_)) {
@@ -811,7 +799,6 @@ void Simulator::SendReplies(size_t node) {
          static_cast<uint32_t>(replies_.size()));
     replies_.push_back(reply);
   }
-  server.replies().clear();
 }
 
 // --- Servers ----------------------------------------------------------------------------------
@@ -833,14 +820,13 @@ void Simulator::TurnAt(size_t node, Time at) {
 void Simulator::Turn(size_t number) {
   Node& node = nodes_[number];
   node.turn_at = kNever;
-  node.server->Turn(WallOf(number), TickNow());
+  node.server->Turn(NowOf(number));
   node.flushed = node.server->log().size();
   SendStream(number);
   SendReplies(number);
   CheckServer(number);
-  const Instant due = node.server->NextDue();
-  if (due != kMaxInstant) {
-    TurnAt(number, due == kMinInstant ? now_ : std::max(now_, TimeOf(number, due)));
+  if (const std::optional<Instant> due = node.server->NextDue(); due.has_value()) {
+    TurnAt(number, *due == kMinInstant ? now_ : std::max(now_, TimeOf(number, *due)));
   }
   if (const Tick due_tick = node.server->NextTimeOut(); due_tick != kMaxTick) {
     TurnAt(number, std::max(now_, ToTime(due_tick.time_since_epoch())));
@@ -850,7 +836,7 @@ void Simulator::Turn(size_t number) {
 void Simulator::CheckServer(size_t number) {
   Server& server = *nodes_[number].server;
   if (server.fault() != nullptr) Broken("C7", server.fault());
-  if (server.LeavesSomebodyWaiting(WallOf(number))) {
+  if (server.LeavesSomebodyWaiting(NowOf(number))) {
     Broken("C4", "somebody waits whom the grant rule admits, and nobody will look after it");
   }
   if (server.KeepsSomebodyTooLong(TickNow())) {
@@ -875,9 +861,8 @@ void Simulator::SendStream(size_t number) {
 void Simulator::Deliver(size_t number, size_t until) {
   Node& replica = nodes_[number];
   const Node& primary = nodes_[primary_];
-  CommandLog::Words words;
   for (; replica.applied < until; ++replica.applied) {
-    replica.server->Obey(primary.server->log().Read(replica.applied, words));
+    replica.server->Apply(primary.server->log().Read(replica.applied));
   }
   replica.flushed = replica.server->log().size();
   if (replica.server->fault() != nullptr) Broken("C7", replica.server->fault());
@@ -989,18 +974,18 @@ void Simulator::StrikeData(Disaster disaster) {
   switch (disaster) {
     case Disaster::kDelete:
       Count(Thing::kDeletes);
-      server.Delete(lock);
+      server.Delete(lock, NowOf(primary_));
       Note(Mark::Kind::kForced, lock, now_, now_, 0, "DEL");
       break;
     case Disaster::kFlush:
       Count(Thing::kFlushes);
-      server.Flush();
+      server.Flush(NowOf(primary_));
       Note(Mark::Kind::kForced, kAllLocks, now_, now_, 0, "FLUSHALL");
       break;
     case Disaster::kSet: {
       Count(Thing::kSets);
       const Millis ttl{random_.Between(1, 10)};
-      server.Set(lock, "of-a-plain-client", moment + ttl);
+      server.Set(lock, "of-a-plain-client", moment + ttl, NowOf(primary_));
       Note(Mark::Kind::kForced, lock, now_, now_, ToTime(ttl) + 2 * kMillisecond, "SET");
       break;
     }
@@ -1009,7 +994,7 @@ void Simulator::StrikeData(Disaster disaster) {
       if (to >= lock_count_) break;
       Count(Thing::kRenames);
       renamed_onto_[to] = true;
-      server.Rename(lock, to, moment);
+      server.Rename(lock, to, NowOf(primary_));
       Note(Mark::Kind::kForced, lock, now_, now_, 0, "RENAME");
       // What is brought here may last for longer by a clock that was set back before.
       Note(Mark::Kind::kForced, to, now_, now_, Longest() + set_back_, "RENAME");
@@ -1051,10 +1036,7 @@ void Simulator::Crash(size_t number) {
 void Simulator::Restart(size_t number) {
   Node& node = nodes_[number];
   const std::unique_ptr<Server> old = std::move(node.server);
-  {
-    const ArenaScope arena;
-    node.server = std::make_unique<Server>(settings_, ledger_);
-  }
+  { node.server = std::make_unique<Server>(settings_, ledger_); }
   size_t kept = node.flushed;
   switch (disaster_) {
     case Disaster::kRestartWithCutAof:
@@ -1077,8 +1059,7 @@ void Simulator::Restart(size_t number) {
       break;
   }
   node.server->Load(node.base);
-  CommandLog::Words words;
-  for (size_t i = node.aof_from; i < kept; ++i) node.server->Obey(old->log().Read(i, words));
+  for (size_t i = node.aof_from; i < kept; ++i) node.server->Apply(old->log().Read(i));
   if (node.server->fault() != nullptr) Broken("C7", node.server->fault());
   if (node.server->HasLongerLease()) Broken("C7", "a lease is longer after a restart");
   // What was not in the AOF yet had not been told to anybody.
@@ -1118,7 +1099,7 @@ void Simulator::Switch(size_t number) {
   old.flushed = old.server->log().size();
   Deliver(number, old.flushed);
   Compare(number);
-  old.server->BecomeReplica();
+  old.server->BecomeReplica(NowOf(primary_));
   SendReplies(primary_);
   old.life = ++lives_;
   for (size_t i = 0; i < server_count_; ++i) {
@@ -1181,7 +1162,6 @@ void Simulator::Rejoin(size_t number) {
   }
   Count(Thing::kFullSyncs);
   {
-    const ArenaScope arena;
     node.server = std::make_unique<Server>(settings_, ledger_);
     node.base = primary.server->Save(WallOf(primary_));
   }

@@ -257,6 +257,7 @@ class Simulator {
 
   FineInstant WallOf(size_t node) const;
   FineTick TickNow() const { return FineTick{Micros{now_}}; }
+  Now NowOf(size_t node) const { return {.wall = WallOf(node), .steady = TickNow()}; }
   Time TimeOf(size_t node, Instant moment) const;
   void TurnAt(size_t node, Time at);
   void Turn(size_t number);

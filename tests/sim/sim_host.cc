@@ -1,0 +1,802 @@
+#include "sim/sim_host.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "core/encoding.h"
+#include "core/fact.h"
+
+namespace turnstile::sim {
+namespace {
+
+constexpr std::string_view kHeldCommand = "LOCK.HELD";
+constexpr std::string_view kFactCommand = "LOCK.FACT";
+constexpr std::string_view kReleaseCommand = "LOCK.RELEASE";
+
+std::string Digits(int64_t number) { return std::to_string(number); }
+std::string Digits(Instant moment) { return std::to_string(moment.time_since_epoch().count()); }
+
+Instant ParseInstant(std::string_view text) {
+  return Instant{Millis{ParseDigits(text).value_or(0)}};
+}
+
+}  // namespace
+
+// --- The log ------------------------------------------------------------------------------------
+
+void CommandLog::Clear() {
+  bytes_.clear();
+  words_.clear();
+  commands_.clear();
+}
+
+void CommandLog::Append(int db, std::span<const std::string_view> words) {
+  for (const std::string_view word : words) {
+    bytes_ += word;
+    words_.push_back(static_cast<uint32_t>(bytes_.size()));
+  }
+  commands_.push_back({static_cast<uint32_t>(words_.size()), db});
+}
+
+CommandLog::Command CommandLog::Read(size_t index) const {
+  const size_t first = index == 0 ? 0 : commands_[index - 1].words;
+  const size_t last = commands_[index].words;
+  size_t begin = first == 0 ? 0 : words_[first - 1];
+  Command command{.db = commands_[index].db};
+  command.words.reserve(last - first);
+  for (size_t i = first; i < last; ++i) {
+    command.words.push_back(std::string_view(bytes_).substr(begin, words_[i] - begin));
+    begin = words_[i];
+  }
+  return command;
+}
+
+// --- What the server is doing -------------------------------------------------------------------
+
+class SimHost::As {
+ public:
+  As(SimHost& host, Doing doing, const Caller* caller = nullptr)
+      : host_(host),
+        doing_(std::exchange(host.doing_, doing)),
+        caller_(std::exchange(host.caller_, caller)) {}
+  As(SimHost& host, Doing doing, const Now& now, const Caller* caller = nullptr)
+      : As(host, doing, caller) {
+    host.now_ = now;
+  }
+  ~As() {
+    host_.doing_ = doing_;
+    host_.caller_ = caller_;
+  }
+  As(const As&) = delete;
+  As& operator=(const As&) = delete;
+
+ private:
+  SimHost& host_;
+  Doing doing_;
+  const Caller* caller_;
+};
+
+SimHost::SimHost() : engine_(*this) {}
+
+SimHost::~SimHost() {
+  // As at the end of a process nobody is answered; but the calls have to be freed.
+  for (const ParkedCall& parked : std::vector(parked_)) SendAway(parked, false, Tick{});
+  for (const Answered& answered : answered_) Replied(answered, /*delivered=*/true);
+}
+
+SimHost::Database& SimHost::DatabaseOf(int db) { return databases_[db]; }
+
+SimHost::Key* SimHost::Find(int db, std::string_view key) {
+  const auto database = databases_.find(db);
+  if (database == databases_.end()) return nullptr;
+  const auto found = database->second.find(key);
+  return found == database->second.end() ? nullptr : &found->second;
+}
+
+const SimHost::Key* SimHost::Find(int db, std::string_view key) const {
+  return const_cast<SimHost*>(this)->Find(db, key);
+}
+
+bool SimHost::IsOver(const Key& key) const {
+  return key.expiry.has_value() && *key.expiry < now_.moment() - expiry_lag;
+}
+
+// A replica, and whoever applies what was decided elsewhere, removes nothing by itself.
+SimHost::Key* SimHost::LookUp(int db, std::string_view key) {
+  Key* found = Find(db, key);
+  if (found == nullptr || !IsOver(*found) || doing_ == Doing::kApplying) return found;
+  if (role_ != Role::kPrimary) return nullptr;
+  const std::string name(key);
+  Tell(db, {"DEL", name});
+  Remove(db, name);
+  return nullptr;
+}
+
+void SimHost::Remove(int db, std::string_view key) {
+  Database& database = DatabaseOf(db);
+  const auto found = database.find(key);
+  if (found == database.end()) return;
+  const std::string name(key);
+  const auto removed = database.extract(found);
+  const As as(*this, Doing::kEvent);
+  const Lock* lock = removed.mapped().lock.get();
+  if (lock != nullptr) {
+    const bool told = !engine_.is_removing() && role_ != Role::kLoading;
+    engine_.OnKeyRemoved({db, name}, *lock, told ? std::optional(now_.moment()) : std::nullopt);
+  }
+  engine_.OnKeyChanged(name);
+}
+
+void SimHost::StringChanged(std::string_view key) {
+  if (!watches_strings_) return;
+  const As as(*this, Doing::kEvent);
+  engine_.OnKeyChanged(key);
+}
+
+void SimHost::Tell(int db, std::initializer_list<std::string_view> words) {
+  log_.Append(db, std::span(words.begin(), words.size()));
+}
+
+Place SimHost::PlaceIn(const Key* key) const {
+  Place place;
+  if (key == nullptr) return place;
+  place.lock = key->lock.get();
+  if (key->text.has_value() && engine_.settings().plain_locks) {
+    place.plain = PlainLock{.value = *key->text, .end = key->expiry.value_or(kMaxInstant)};
+  }
+  return place;
+}
+
+// --- What clients do ----------------------------------------------------------------------------
+
+std::vector<KeyName> SimHost::NamesOf(const Caller& caller,
+                                      std::span<const std::string_view> keys) const {
+  std::vector<KeyName> names;
+  names.reserve(keys.size());
+  for (const std::string_view key : keys) names.push_back({.lock = {caller.db, key}});
+  return names;
+}
+
+AcquireResult SimHost::Acquire(const Caller& caller, std::span<const std::string_view> keys,
+                               const AcquireRequest& request, const Now& now) {
+  const As as(*this, Doing::kCommand, now, &caller);
+  return engine_.Acquire(NamesOf(caller, keys), request, now);
+}
+
+CountResult SimHost::Release(const Caller& caller, std::span<const std::string_view> keys,
+                             Owner owner, const Now& now) {
+  const As as(*this, Doing::kCommand, now, &caller);
+  return engine_.Release(NamesOf(caller, keys), {.owner = owner, .also = keys.subspan(1)},
+                         now.moment());
+}
+
+CountResult SimHost::Touch(const Caller& caller, std::span<const std::string_view> keys,
+                           Owner owner, Millis lease, const Now& now) {
+  const As as(*this, Doing::kCommand, now, &caller);
+  return engine_.Touch(NamesOf(caller, keys),
+                       {.owner = owner, .lease = lease, .also = keys.subspan(1)}, now.moment());
+}
+
+FenceResult SimHost::Fence(const Caller& caller, std::string_view key, Token token,
+                           const Now& now) {
+  const As as(*this, Doing::kCommand, now, &caller);
+  return engine_.Fence({.lock = {caller.db, key}}, {.token = token, .then = {}}, now.moment());
+}
+
+void SimHost::SendAway(const ParkedCall& parked, bool as_timeout, Tick now) {
+  WaitingCall* call = parked.call;
+  const As as(*this, Doing::kEvent);
+  engine_.OnUnblocked(*call, as_timeout, now);
+  // The server frees it without asking for an answer.
+  std::erase_if(answered_, [call](const Answered& answered) { return answered.call == call; });
+  unreplied_.erase(call);
+  engine_.OnReplied(call, /*delivered=*/true);
+}
+
+void SimHost::Disconnect(uint64_t connection, const Now& now) {
+  now_ = now;
+  closed_.insert(connection);
+  for (const ParkedCall& parked : std::vector(parked_)) {
+    if (parked.connection == connection) SendAway(parked, /*as_timeout=*/false, now.tick());
+  }
+  const As as(*this, Doing::kEvent);
+  engine_.OnDisconnected(connection);
+}
+
+bool SimHost::Unblock(uint64_t connection, bool as_timeout, const Now& now) {
+  now_ = now;
+  for (const ParkedCall& parked : std::vector(parked_)) {
+    if (parked.connection != connection) continue;
+    SendAway(parked, as_timeout, now.tick());
+    return true;
+  }
+  return false;
+}
+
+void SimHost::Replied(const Answered& answered, bool delivered) {
+  if (unreplied_.erase(answered.call) == 0) return Fail("a call is answered twice");
+  engine_.OnReplied(answered.call, delivered);
+}
+
+// --- What strangers do --------------------------------------------------------------------------
+//
+// The server changes its data, tells modules, and only then replicates the command.
+
+bool SimHost::Delete(int db, std::string_view key, const Now& now) {
+  const As as(*this, Doing::kCommand, now);
+  if (LookUp(db, key) == nullptr) return false;
+  Remove(db, key);
+  Tell(db, {"DEL", key});
+  return true;
+}
+
+bool SimHost::Evict(int db, std::string_view key, const Now& now) {
+  const As as(*this, Doing::kCommand, now);
+  if (LookUp(db, key) == nullptr) return false;
+  Remove(db, key);
+  engine_.OnKeyEvicted({db, key});
+  Tell(db, {"DEL", key});
+  return true;
+}
+
+void SimHost::Set(int db, std::string_view key, std::string_view value, std::optional<Instant> end,
+                  const Now& now) {
+  const As as(*this, Doing::kCommand, now);
+  LookUp(db, key);
+  Remove(db, key);
+  DatabaseOf(db).insert_or_assign(std::string(key), Key{{}, std::string(value), end});
+  StringChanged(key);
+  Tell(db, {"SET", key, value, end.has_value() ? Digits(*end) : ""});
+}
+
+void SimHost::Push(int db, std::string_view key, const Now& now) {
+  const As as(*this, Doing::kCommand, now);
+  LookUp(db, key);
+  Remove(db, key);
+  DatabaseOf(db).insert_or_assign(std::string(key), Key{});
+  StringChanged(key);
+  Tell(db, {"LPUSH", key});
+}
+
+bool SimHost::Rename(int db, std::string_view from, std::string_view to, const Now& now) {
+  const As as(*this, Doing::kCommand, now);
+  if (from == to || LookUp(db, from) == nullptr) return false;
+  LookUp(db, to);
+  Remove(db, to);
+  auto moved = DatabaseOf(db).extract(DatabaseOf(db).find(from));
+  {
+    const As event(*this, Doing::kEvent);
+    if (moved.mapped().lock != nullptr) {
+      engine_.OnKeyRemoved({db, from}, *moved.mapped().lock, now.moment());
+    }
+  }
+  moved.key() = std::string(to);
+  DatabaseOf(db).insert(std::move(moved));
+  const As event(*this, Doing::kEvent);
+  engine_.OnKeyRenamed({db, from});
+  engine_.OnKeyChanged(from);
+  engine_.OnKeyChanged(to);
+  if (role_ == Role::kPrimary) engine_.OnTtlChanged(to);
+  Tell(db, {"RENAME", from, to});
+  return true;
+}
+
+bool SimHost::Move(int db, std::string_view key, int to, const Now& now) {
+  const As as(*this, Doing::kCommand, now);
+  if (db == to || LookUp(db, key) == nullptr || LookUp(to, key) != nullptr) return false;
+  auto moved = DatabaseOf(db).extract(DatabaseOf(db).find(key));
+  {
+    const As event(*this, Doing::kEvent);
+    if (moved.mapped().lock != nullptr) {
+      engine_.OnKeyRemoved({db, key}, *moved.mapped().lock, now.moment());
+      engine_.OnLocksMayBeIn(to);
+    }
+  }
+  DatabaseOf(to).insert(std::move(moved));
+  const As event(*this, Doing::kEvent);
+  engine_.OnKeyRenamed({db, key});
+  engine_.OnKeyChanged(key);
+  engine_.OnKeyChanged(key);
+  if (role_ == Role::kPrimary) engine_.OnTtlChanged(key);
+  const std::string target = std::to_string(to);
+  Tell(db, {"MOVE", key, target});
+  return true;
+}
+
+void SimHost::Swap(int first, int second, const Now& now) {
+  const As as(*this, Doing::kCommand, now);
+  std::swap(DatabaseOf(first), DatabaseOf(second));
+  {
+    const As event(*this, Doing::kEvent);
+    engine_.OnSwapped(first, second);
+  }
+  const std::string a = std::to_string(first);
+  const std::string b = std::to_string(second);
+  Tell(first, {"SWAPDB", a, b});
+}
+
+void SimHost::Flush(std::optional<int> db, const Now& now) {
+  const As as(*this, Doing::kCommand, now);
+  const As event(*this, Doing::kEvent);
+  engine_.OnFlushing(db, now.moment());
+  for (auto& [number, database] : databases_) {
+    if (!db.has_value() || number == *db) database.clear();
+  }
+  engine_.OnFlushed(db);
+  Tell(db.value_or(0), {db.has_value() ? "FLUSHDB" : "FLUSHALL"});
+}
+
+bool SimHost::Expire(int db, std::string_view key, std::optional<Instant> end, const Now& now) {
+  const As as(*this, Doing::kCommand, now);
+  Key* found = LookUp(db, key);
+  if (found == nullptr) return false;
+  if (end.has_value() && *end <= now.moment()) return Delete(db, key, now);
+  found->expiry = end;
+  {
+    const As event(*this, Doing::kEvent);
+    engine_.OnKeyChanged(key);
+    if (role_ == Role::kPrimary && StoredLocks() > 0) engine_.OnTtlChanged(key);
+  }
+  Tell(db, {"PEXPIREAT", key, end.has_value() ? Digits(*end) : ""});
+  return true;
+}
+
+std::string SimHost::Dump(int db, std::string_view key) {
+  const Lock* lock = FindLock(db, key);
+  return lock == nullptr ? std::string() : Encode(*lock);
+}
+
+bool SimHost::Restore(int db, std::string_view key, std::string_view bytes, Instant end,
+                      const Now& now) {
+  const As as(*this, Doing::kCommand, now);
+  std::unique_ptr<Lock> lock = Decode(bytes, kCurrentEncoding);
+  if (lock == nullptr) return false;
+  const Token highest = lock->last(Lock::Order::kByToken).token;
+  if (!engine_.tokens().clock().MayAdopt(highest, now.wall)) return false;
+  LookUp(db, key);
+  Remove(db, key);
+  {
+    const As event(*this, Doing::kEvent);
+    engine_.OnLockLoaded(db, highest);
+  }
+  DatabaseOf(db).insert_or_assign(std::string(key), Key{std::move(lock), {}, end});
+  {
+    const As event(*this, Doing::kEvent);
+    engine_.OnKeyChanged(key);
+    engine_.OnTtlChanged(key);
+  }
+  Tell(db, {"RESTORE", key, bytes, Digits(end)});
+  return true;
+}
+
+// --- What the server does by itself -------------------------------------------------------------
+
+void SimHost::Turn(const Now& now, size_t budget) {
+  const As as(*this, Doing::kPass, now);
+  wants_turn_ = false;
+  engine_.Drain();
+  due_ = engine_.RunDueWork(now, Budget(budget));
+}
+
+std::optional<Instant> SimHost::NextDue() const {
+  if (wants_turn_) return kMinInstant;
+  return due_;
+}
+
+void SimHost::ExpireCycle(const Now& now) {
+  const As as(*this, Doing::kCommand, now);
+  if (role_ != Role::kPrimary) return;
+  for (const auto& [db, key] : Keys()) LookUp(db, key);
+}
+
+void SimHost::BecomePrimary() {
+  role_ = Role::kPrimary;
+  const As as(*this, Doing::kEvent);
+  engine_.OnPromoted();
+}
+
+void SimHost::BeOldPrimary(FineInstant now) {
+  BecomePrimary();
+  engine_.tokens().ProcessStarted(now - std::chrono::hours{24});
+  const Millis margin = std::exchange(engine_.settings().token_margin, Millis{0});
+  engine_.tokens().Issuing(now - engine_.settings().failover_grace - Millis{1} - kStartStep);
+  engine_.settings().token_margin = margin;
+}
+
+void SimHost::BecomeReplica(const Now& now) {
+  now_ = now;
+  role_ = Role::kReplica;
+  {
+    const As as(*this, Doing::kEvent);
+    engine_.OnDemoted();
+  }
+  for (const ParkedCall& parked : std::vector(parked_)) {
+    sent_away_.push_back({parked.connection, parked.tag});
+    SendAway(parked, /*as_timeout=*/false, now.tick());
+  }
+}
+
+void SimHost::Apply(const CommandLog::Command& command) {
+  const As as(*this, Doing::kApplying);
+  applying_ = &command;
+  const Args args = std::span(command.words).subspan(1);
+  const std::string_view name = command.words.front();
+  const int db = command.db;
+  if (name == kHeldCommand) {
+    const auto parsed = ParseHeldFact(args);
+    const auto* fact = std::get_if<HeldFact>(&parsed);
+    fact == nullptr ? Fail("a fact is not understood")
+                    : engine_.ApplyFact({.lock = {db, fact->key}}, *fact);
+  } else if (name == kFactCommand) {
+    const auto parsed = ParseFact(args);
+    const auto* fact = std::get_if<Fact>(&parsed);
+    fact == nullptr ? Fail("a fact is not understood")
+                    : engine_.ApplyFact({.lock = {db, args[1]}}, *fact);
+  } else if (name == kReleaseCommand) {
+    const auto parsed = ParseRelease(args);
+    const auto* request = std::get_if<ReleaseRequest>(&parsed);
+    request == nullptr ? Fail("a release is not understood")
+                       : engine_.ApplyRelease({.lock = {db, args[0]}}, request->owner);
+  } else {
+    log_.Append(db, command.words);
+    if (name == "DEL") {
+      Remove(db, args[0]);
+    } else if (name == "FLUSHALL" || name == "FLUSHDB") {
+      const std::optional<int> flushed = name == "FLUSHDB" ? std::optional(db) : std::nullopt;
+      for (auto& [number, database] : databases_) {
+        if (!flushed.has_value() || number == *flushed) database.clear();
+      }
+      engine_.OnFlushed(flushed);
+    } else if (name == "SET" || name == "LPUSH") {
+      Remove(db, args[0]);
+      Key key;
+      if (name == "SET") {
+        key.text = std::string(args[1]);
+        if (!args[2].empty()) key.expiry = ParseInstant(args[2]);
+      }
+      DatabaseOf(db).insert_or_assign(std::string(args[0]), std::move(key));
+    } else if (name == "RENAME" || name == "MOVE") {
+      const bool rename = name == "RENAME";
+      const int to = rename ? db : static_cast<int>(ParseDigits(args[1]).value_or(0));
+      const std::string_view new_name = rename ? args[1] : args[0];
+      auto moved = DatabaseOf(db).extract(DatabaseOf(db).find(args[0]));
+      if (moved.empty()) {
+        Fail("a key is moved that is not there");
+      } else {
+        Remove(to, new_name);
+        moved.key() = std::string(new_name);
+        DatabaseOf(to).insert(std::move(moved));
+        engine_.OnLocksMayBeIn(to);
+      }
+    } else if (name == "SWAPDB") {
+      const int first = static_cast<int>(ParseDigits(args[0]).value_or(0));
+      const int second = static_cast<int>(ParseDigits(args[1]).value_or(0));
+      std::swap(DatabaseOf(first), DatabaseOf(second));
+      engine_.OnSwapped(first, second);
+    } else if (name == "PEXPIREAT") {
+      Key* key = Find(db, args[0]);
+      if (key != nullptr) {
+        key->expiry = args[1].empty() ? std::nullopt : std::optional(ParseInstant(args[1]));
+      }
+    } else if (name == "RESTORE") {
+      Remove(db, args[0]);
+      std::unique_ptr<Lock> lock = Decode(args[1], kCurrentEncoding);
+      engine_.OnLockLoaded(db, lock->last(Lock::Order::kByToken).token);
+      DatabaseOf(db).insert_or_assign(std::string(args[0]),
+                                      Key{std::move(lock), {}, ParseInstant(args[2])});
+    } else {
+      Fail("a command is not understood");
+    }
+  }
+  applying_ = nullptr;
+}
+
+SimHost::Copy SimHost::Save(FineInstant now) {
+  const As as(*this, Doing::kEvent);
+  Copy copy;
+  for (const auto& [db, database] : databases_) {
+    for (const auto& [name, key] : database) {
+      Copy::Value value{.is_lock = key.lock != nullptr, .expiry = key.expiry};
+      value.bytes = key.lock != nullptr ? Encode(*key.lock) : key.text.value_or("");
+      copy.values.emplace(std::pair(db, name), std::move(value));
+    }
+  }
+  copy.clock = engine_.tokens().ToSave(now);
+  engine_.OnCopy(now);
+  return copy;
+}
+
+void SimHost::Load(const Copy& copy) {
+  const As as(*this, Doing::kLoading);
+  const Role before = std::exchange(role_, Role::kLoading);
+  log_.Clear();
+  databases_.clear();
+  engine_.OnFlushed(std::nullopt);
+  for (const auto& [where, value] : copy.values) {
+    Key key{.expiry = value.expiry};
+    if (value.is_lock) {
+      key.lock = Decode(value.bytes, kCurrentEncoding);
+      if (key.lock == nullptr) return Fail("a lock that was saved does not load");
+      engine_.OnLockLoaded(where.first, key.lock->last(Lock::Order::kByToken).token);
+    } else {
+      key.text = value.bytes;
+    }
+    DatabaseOf(where.first).insert_or_assign(where.second, std::move(key));
+  }
+  if (copy.clock.has_value()) engine_.tokens().Observe(*copy.clock);
+  role_ = before;
+}
+
+// --- What others see ----------------------------------------------------------------------------
+
+const Lock* SimHost::FindLock(int db, std::string_view key) const {
+  const Key* found = Find(db, key);
+  return found == nullptr ? nullptr : found->lock.get();
+}
+
+bool SimHost::Exists(int db, std::string_view key) const { return Find(db, key) != nullptr; }
+
+Place SimHost::PlaceOf(int db, std::string_view key) const { return PlaceIn(Find(db, key)); }
+
+std::vector<std::pair<int, std::string>> SimHost::Keys() const {
+  std::vector<std::pair<int, std::string>> keys;
+  for (const auto& [db, database] : databases_) {
+    for (const auto& [name, key] : database) keys.emplace_back(db, name);
+  }
+  return keys;
+}
+
+std::string SimHost::Describe() const {
+  std::string text;
+  for (const auto& [db, database] : databases_) {
+    for (const auto& [name, key] : database) {
+      text += std::to_string(db) + ' ' + name + ' ';
+      if (key.lock != nullptr) {
+        for (const Hold& hold : key.lock->holds(Lock::Order::kByToken)) {
+          text += std::string(hold.owner.bytes) + ':' + std::to_string(hold.token.value) + ':' +
+                  Digits(hold.closes()) + ' ';
+        }
+      } else {
+        text += key.text.value_or("(a list)") + ' ';
+      }
+      text += key.expiry.has_value() ? Digits(*key.expiry) : "never";
+      text += '\n';
+    }
+  }
+  return text;
+}
+
+bool SimHost::HasSameData(const SimHost& other) const {
+  const std::vector<std::pair<int, std::string>> keys = Keys();
+  if (keys != other.Keys()) return false;
+  return std::all_of(keys.begin(), keys.end(), [&](const auto& name) {
+    const Key& a = *Find(name.first, name.second);
+    const Key& b = *other.Find(name.first, name.second);
+    if ((a.lock == nullptr) != (b.lock == nullptr) || a.text != b.text || a.expiry != b.expiry) {
+      return false;
+    }
+    return a.lock == nullptr || Encoded(*a.lock).bytes() == Encoded(*b.lock).bytes();
+  });
+}
+
+bool SimHost::IsParked(uint64_t connection) const {
+  return std::any_of(parked_.begin(), parked_.end(), [connection](const ParkedCall& parked) {
+    return parked.connection == connection;
+  });
+}
+
+bool SimHost::LeavesSomebodyWaiting(const Now& now) {
+  const Instant moment = now.moment();
+  const auto due = NextDue();
+  if (role_ != Role::kPrimary || parked_.empty() || (due.has_value() && *due <= moment)) {
+    return false;
+  }
+  for (const ParkedCall& parked : parked_) {
+    const WaitingCall& call = *parked.call;
+    if (!call.in_line()) return true;  // answered in the last pass
+    std::vector<Site> sites;
+    // One whose own hold keeps those ahead waiting is right where it is, unless it stands in front
+    // because of that.
+    bool holds = false;
+    for (size_t i = 0; i < call.size(); ++i) {
+      const Place place = PlaceOf(call.lock(i).db, call.lock(i).key);
+      sites.push_back({place, call.AheadOf(i)});
+      holds =
+          holds || (place.lock != nullptr && place.lock->Find(call.request().owner).has_value() &&
+                    !(call.size() == 1 && IsUpgrade(place, call.request(), moment)));
+    }
+    if (holds) continue;
+    const GrantRules rules{.grace = engine_.tokens().GraceAt(moment),
+                           .max_holders = engine_.settings().max_holders};
+    if (turnstile::Decide(sites, call.request(), now.wall, engine_.tokens().clock(), rules)
+            .granted()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool SimHost::KeepsSomebodyTooLong(FineTick now) const {
+  if (NextDue().has_value() && *NextDue() <= now_.moment()) return false;  // it goes on at once
+  return std::any_of(parked_.begin(), parked_.end(),
+                     [now](const ParkedCall& parked) { return parked.until + Millis{1} < now; });
+}
+
+bool SimHost::IsQueueClean() const {
+  return parked_.empty() && engine_.queue().empty() && engine_.queue().lines() == 0;
+}
+
+// --- Host: keys ---------------------------------------------------------------------------------
+
+KeyContent SimHost::Open(const KeyName& name, Access /*access*/) {
+  if (doing_ == Doing::kEvent || doing_ == Doing::kNothing) Fail("a key is opened inside an event");
+  auto* handle = new std::string(name.lock.key);
+  KeyContent content{.name = {name.lock.db, *handle}, .handle = handle, .owns_handle = true};
+  Key* key = LookUp(name.lock.db, *handle);
+  if (key == nullptr) return content;
+  const Place place = PlaceIn(key);
+  content.lock = key->lock.get();
+  content.plain = place.plain;
+  content.is_other = content.lock == nullptr && !content.plain.has_value();
+  return content;
+}
+
+void SimHost::Close(KeyContent& key) { delete static_cast<std::string*>(key.handle); }
+
+void SimHost::Store(KeyContent& content, Lock* lock) {
+  Database& database = DatabaseOf(content.name.db);
+  auto found = database.find(content.name.key);
+  if (found != database.end() && found->second.lock == nullptr) {
+    Remove(content.name.db, content.name.key);
+    found = database.end();
+  }
+  if (found == database.end()) {
+    found = database.emplace(std::string(content.name.key), Key{}).first;
+  }
+  Key& key = found->second;
+  if (key.lock.get() != content.lock) Fail("a key has changed while it was open");
+  if (key.lock.get() != lock) key.lock.reset(lock);
+  key.expiry = lock->closes();
+  content.lock = lock;
+  content.plain.reset();
+}
+
+void SimHost::Delete(KeyContent& content) {
+  if (!engine_.is_removing()) Fail("a key is deleted without a word");
+  Remove(content.name.db, content.name.key);
+  content.lock = nullptr;
+}
+
+std::optional<Instant> SimHost::ExpiryOf(const KeyContent& content) {
+  const Key* key = Find(content.name.db, content.name.key);
+  return key == nullptr ? std::nullopt : key->expiry;
+}
+
+void SimHost::ChangePlain(KeyContent& content, const Change& change) {
+  const auto [db, key] = content.name;
+  content.plain.reset();
+  if (const auto* extended = std::get_if<PlainExtended>(&change)) {
+    Key* found = Find(db, key);
+    if (found == nullptr) return Fail("a plain lock has gone while it was open");
+    found->expiry = extended->end;
+    Tell(db, {"PEXPIREAT", key, Digits(extended->end)});
+  } else {
+    Remove(db, key);
+    Tell(db, {"DEL", key});
+  }
+}
+
+size_t SimHost::StoredLocks() {
+  size_t locks = 0;
+  for (const auto& [db, database] : databases_) {
+    for (const auto& [name, key] : database) locks += key.lock != nullptr ? 1U : 0U;
+  }
+  return locks;
+}
+
+size_t SimHost::CountKeys(int db) { return DatabaseOf(db).size(); }
+
+void SimHost::VisitLocks(int db, const std::function<bool(LockName, const Lock&)>& visit) {
+  for (const auto& [name, key] : DatabaseOf(db)) {
+    if (key.lock != nullptr && !visit({db, name}, *key.lock)) return;
+  }
+}
+
+// --- Host: replication --------------------------------------------------------------------------
+
+void SimHost::Replicate(const KeyContent& key, const Held& held, Via /*via*/, Instant /*now*/) {
+  if (on_held) on_held(key.name, held);
+  const HeldNumbers numbers(held.hold);
+  const std::string count = Digits(held.hold.count);
+  const std::string linger = Digits(held.hold.linger.count());
+  std::vector<std::string_view> words = {kHeldCommand, key.name.key, held.hold.owner.bytes,
+                                         numbers.text()};
+  if (held.mode != Mode::kExclusive) words.push_back(WordFor(held.mode));
+  if (held.hold.count != 1) words.insert(words.end(), {kCountWord, count});
+  if (held.hold.linger != Millis{0}) words.insert(words.end(), {kLingerWord, linger});
+  log_.Append(key.name.db, words);
+}
+
+void SimHost::Replicate(const KeyContent& key, const Released& released, Via /*via*/) {
+  Tell(key.name.db, {kReleaseCommand, key.name.key, released.owner.bytes});
+}
+
+void SimHost::Replicate(const KeyContent& key, const Ended& ended) {
+  std::vector<std::string_view> words = {kFactCommand, kFactEnded, key.name.key, ended.owner.bytes};
+  if (const std::string_view how = WordFor(ended.how); !how.empty()) words.push_back(how);
+  log_.Append(key.name.db, words);
+}
+
+void SimHost::Replicate(const KeyContent& key, const Expired& expired) {
+  Tell(key.name.db, {kFactCommand, kFactExpired, key.name.key, Digits(expired.before)});
+}
+
+void SimHost::Replicate(const KeyContent& key, const SessionsEnded& ended) {
+  const std::string at = Digits(ended.at);
+  std::vector<std::string_view> words = {kFactCommand, kFactSession, key.name.key, at};
+  for (const Owner owner : ended.owners) words.push_back(owner.bytes);
+  log_.Append(key.name.db, words);
+}
+
+void SimHost::ReplicateVerbatim() {
+  if (applying_ == nullptr) return Fail("nothing is running that could be replicated");
+  log_.Append(applying_->db, applying_->words);
+}
+
+void SimHost::ReplicateFloor(Token floor) {
+  Tell(0, {kFactCommand, kFactFloor, Digits(static_cast<int64_t>(floor.value))});
+}
+
+// --- Host: callers ------------------------------------------------------------------------------
+
+std::optional<uint64_t> SimHost::CallerConnection() {
+  if (caller_ == nullptr) return std::nullopt;
+  return caller_->connection;
+}
+
+std::optional<std::string> SimHost::CallerUser() {
+  if (caller_ == nullptr) return std::nullopt;
+  return caller_->user;
+}
+
+bool SimHost::Park(WaitingCall& call) {
+  if (caller_ == nullptr) {
+    Fail("nobody waits");
+    return false;
+  }
+  if (IsParked(caller_->connection)) Fail("a connection waits twice");
+  parked_.push_back({&call, caller_->connection, caller_->tag,
+                     now_.steady + std::chrono::ceil<Millis>(call.request().wait)});
+  return true;
+}
+
+void SimHost::Answer(WaitingCall& call) {
+  const auto found =
+      std::find_if(parked_.begin(), parked_.end(),
+                   [&call](const ParkedCall& parked) { return parked.call == &call; });
+  if (found == parked_.end()) return Fail("a call is answered twice");
+  if (doing_ == Doing::kCommand) Fail("a call is answered inside a command");
+  answered_.push_back({&call, found->connection, found->tag});
+  unreplied_.insert(&call);
+  parked_.erase(found);
+}
+
+std::optional<std::string> SimHost::GrantRefusal(const WaitingCall& call, const KeyContent& key) {
+  if (out_of_memory) return "OOM";
+  if (users_without_rights.contains(call.user())) return "NOPERM";
+  if (keys_of_lost_slots.contains(key.name.key)) return "MOVED";
+  return std::nullopt;
+}
+
+void SimHost::RefreshSlots(FineInstant /*now*/) {
+  if (keys_of_lost_slots.empty()) return;
+  engine_.EndWaits([this](LockName lock) {
+    return keys_of_lost_slots.contains(lock.key) ? std::optional<std::string>("MOVED")
+                                                 : std::nullopt;
+  });
+}
+
+std::optional<Instant> SimHost::NextSlotRefresh() { return std::nullopt; }
+
+}  // namespace turnstile::sim

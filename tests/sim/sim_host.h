@@ -1,0 +1,291 @@
+// A server in simulated time, around the engine that ships.
+//
+// It has databases of keys, connections, a replication stream, events in the order in which real
+// servers send them, and whatever real servers do to a module: keys that expire while they are
+// opened, writes that are refused now and allowed later, callers that vanish before or after they
+// were answered, rights and slots that go. What the engine decides goes into a log as the words of
+// real commands, which is both its AOF and its stream to replicas; who reads the log parses those
+// words again. A copy of its data is the real encoded bytes.
+
+#ifndef TURNSTILE_TESTS_SIM_SIM_HOST_H_
+#define TURNSTILE_TESTS_SIM_SIM_HOST_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "core/budget.h"
+#include "core/engine.h"
+#include "core/host.h"
+#include "core/request.h"
+#include "core/types.h"
+
+namespace turnstile::sim {
+
+// Commands, each a row of words for one database.
+class CommandLog {
+ public:
+  struct Command {
+    int db = 0;
+    std::vector<std::string_view> words;  // views into the log
+  };
+
+  size_t size() const { return commands_.size(); }
+  void Clear();
+  void Append(int db, std::span<const std::string_view> words);
+  Command Read(size_t index) const;
+
+ private:
+  struct End {
+    uint32_t words;  // where the command ends in words_
+    int db;
+  };
+  std::string bytes_;
+  std::vector<uint32_t> words_;  // where each ends in bytes_
+  std::vector<End> commands_;
+};
+
+// Who runs a command. The tag comes back with the answer to a call that waited.
+struct Caller {
+  uint64_t connection = 1;
+  uint64_t tag = 0;
+  int db = 0;
+  std::string user = "default";
+  bool may_block = true;
+};
+
+// The answer to a call that waited. Somebody has to say whether it reached the caller (Replied).
+struct Answered {
+  WaitingCall* call;
+  uint64_t connection;
+  uint64_t tag;
+};
+
+class SimHost final : public Host {
+ public:
+  // All data at one moment, as an RDB file or a full synchronisation carries it.
+  struct Copy {
+    struct Value {
+      bool is_lock = false;
+      std::string bytes;  // of a lock encoded
+      std::optional<Instant> expiry;
+    };
+    std::map<std::pair<int, std::string>, Value> values;
+    std::optional<Token> clock;  // if it leads the wall clock
+  };
+
+  SimHost();
+  ~SimHost();
+  SimHost(const SimHost&) = delete;
+  SimHost& operator=(const SimHost&) = delete;
+
+  Engine& engine() { return engine_; }
+  const Engine& engine() const { return engine_; }
+
+  // --- What clients do
+
+  AcquireResult Acquire(const Caller& caller, std::span<const std::string_view> keys,
+                        const AcquireRequest& request, const Now& now);
+  CountResult Release(const Caller& caller, std::span<const std::string_view> keys, Owner owner,
+                      const Now& now);
+  CountResult Touch(const Caller& caller, std::span<const std::string_view> keys, Owner owner,
+                    Millis lease, const Now& now);
+  FenceResult Fence(const Caller& caller, std::string_view key, Token token, const Now& now);
+  void Disconnect(uint64_t connection, const Now& now);
+  // CLIENT UNBLOCK. Returns whether somebody waited there.
+  bool Unblock(uint64_t connection, bool as_timeout, const Now& now);
+
+  // Answers to calls that waited, in order. Each is to be taken out and shown to Replied.
+  std::vector<Answered>& answered() { return answered_; }
+  void Replied(const Answered& answered, bool delivered);
+
+  // Who was sent away from its wait by a demotion, or by CLIENT UNBLOCK, with an error.
+  struct SentAway {
+    uint64_t connection;
+    uint64_t tag;
+  };
+  std::vector<SentAway>& sent_away() { return sent_away_; }
+
+  // --- What strangers do, on a primary
+
+  bool Delete(int db, std::string_view key, const Now& now);
+  void Set(int db, std::string_view key, std::string_view value, std::optional<Instant> end,
+           const Now& now);
+  void Push(int db, std::string_view key, const Now& now);  // a list
+  bool Rename(int db, std::string_view from, std::string_view to, const Now& now);
+  bool Move(int db, std::string_view key, int to, const Now& now);
+  void Swap(int first, int second, const Now& now);
+  void Flush(std::optional<int> db, const Now& now);
+  // EXPIRE, or PERSIST without an end.
+  bool Expire(int db, std::string_view key, std::optional<Instant> end, const Now& now);
+  // RESTORE of what DUMP gave; false if it is refused.
+  std::string Dump(int db, std::string_view key);
+  bool Restore(int db, std::string_view key, std::string_view bytes, Instant end, const Now& now);
+
+  // --- What the server does by itself
+
+  // A pass of the event loop.
+  void Turn(const Now& now, size_t budget = 5'000);
+  // When the next pass has something to do; at once if that is in the past.
+  std::optional<Instant> NextDue() const;
+  bool Evict(int db, std::string_view key, const Now& now);
+  // Removes a key whose time is over, as the server's cron does.
+  void ExpireCycle(const Now& now);
+
+  Role role() override { return role_; }
+  void BecomePrimary();
+  // Has been one for so long that nothing of its start matters any more.
+  void BeOldPrimary(FineInstant now);
+  // Those who wait are sent away.
+  void BecomeReplica(const Now& now);
+
+  // A command of the log of the primary, or of its own.
+  void Apply(const CommandLog::Command& command);
+  Copy Save(FineInstant now);
+  void Load(const Copy& copy);
+
+  // --- What it does not allow now
+
+  bool may_write = true;  // outside commands: CLIENT PAUSE, a failover
+  bool out_of_memory = false;
+  bool has_consumers = true;
+  Millis expiry_lag{0};  // by so much the server's own idea of the time is older
+  std::set<std::string, std::less<>> users_without_rights;
+  std::set<std::string, std::less<>> keys_of_lost_slots;
+
+  // --- What others see
+
+  const CommandLog& log() const { return log_; }
+  const Lock* FindLock(int db, std::string_view key) const;
+  bool Exists(int db, std::string_view key) const;
+  Place PlaceOf(int db, std::string_view key) const;
+  std::vector<std::pair<int, std::string>> Keys() const;
+  bool HasSameData(const SimHost& other) const;
+  std::string Describe() const;
+
+  // Called with each hold that is decided here.
+  std::function<void(LockName, const Held&)> on_held;
+
+  // What cannot be, if anything of that happened: the first that did.
+  const char* fault() const { return fault_; }
+  void Fail(const char* what) {
+    if (fault_ == nullptr) fault_ = what;
+  }
+
+  size_t waiting() const { return parked_.size(); }
+  bool IsParked(uint64_t connection) const;
+  // Somebody waits though nothing keeps it from its lock, and nobody will look after it.
+  bool LeavesSomebodyWaiting(const Now& now);
+  bool KeepsSomebodyTooLong(FineTick now) const;
+  // Nothing is left of those who waited.
+  bool IsQueueClean() const;
+
+  // --- Host
+
+  KeyContent Open(const KeyName& name, Access access) override;
+  void Close(KeyContent& key) override;
+  void Store(KeyContent& key, Lock* lock) override;
+  void Delete(KeyContent& key) override;
+  std::optional<Instant> ExpiryOf(const KeyContent& key) override;
+  const char* MissingCommandFor(const Change& /*change*/) override { return nullptr; }
+  void ChangePlain(KeyContent& key, const Change& change) override;
+  size_t StoredLocks() override;
+  size_t CountKeys(int db) override;
+  void VisitLocks(int db, const std::function<bool(LockName, const Lock&)>& visit) override;
+
+  void Replicate(const KeyContent& key, const Held& held, Via via, Instant now) override;
+  void Replicate(const KeyContent& key, const Released& released, Via via) override;
+  void Replicate(const KeyContent& key, const Ended& ended) override;
+  void Replicate(const KeyContent& key, const Expired& expired) override;
+  void Replicate(const KeyContent& key, const SessionsEnded& ended) override;
+  void ReplicateVerbatim() override;
+  void ReplicateFloor(Token floor) override;
+  bool HasReplicationConsumers(Instant /*now*/) override { return has_consumers; }
+  bool MayReplicateFloor() override { return true; }
+
+  void Emit(const KeyContent& /*key*/, LockEvent /*event*/) override {}
+  void EmitLost(const KeyContent& /*key*/, Loss /*how*/) override {}
+  void EmitLost(LockName /*lock*/, Loss /*how*/) override {}
+  void Warn(const std::string& /*text*/) override {}
+
+  std::optional<uint64_t> CallerConnection() override;
+  bool CallerMayBlock() override { return caller_ != nullptr && caller_->may_block; }
+  std::optional<std::string> CallerUser() override;
+
+  bool Park(WaitingCall& call) override;
+  void Answer(WaitingCall& call) override;
+  bool IsConnected(uint64_t connection) override { return !closed_.contains(connection); }
+
+  bool MayWrite() override { return role_ == Role::kPrimary && may_write; }
+  std::optional<std::string> GrantRefusal(const WaitingCall& call, const KeyContent& key) override;
+  void BeforeGrant(LockName /*lock*/, FineInstant /*now*/) override {}
+  void RefreshSlots(FineInstant now) override;
+  std::optional<Instant> NextSlotRefresh() override;
+  bool MovesAway(LockName /*lock*/) override { return false; }
+
+  void WakeEventLoop() override { wants_turn_ = true; }
+  void WatchStrings() override { watches_strings_ = true; }
+
+ private:
+  struct Key {
+    std::unique_ptr<Lock> lock;
+    std::optional<std::string> text;  // neither: a list
+    std::optional<Instant> expiry;
+  };
+  using Database = std::map<std::string, Key, std::less<>>;
+  struct ParkedCall {
+    WaitingCall* call;
+    uint64_t connection;
+    uint64_t tag;
+    FineTick until;
+  };
+  // What the server is doing, while it does.
+  enum class Doing { kNothing, kCommand, kEvent, kPass, kApplying, kLoading };
+  class As;
+
+  Database& DatabaseOf(int db);
+  Key* Find(int db, std::string_view key);
+  const Key* Find(int db, std::string_view key) const;
+  bool IsOver(const Key& key) const;
+  // Looks a key up as any command does: removes it if its time is over.
+  Key* LookUp(int db, std::string_view key);
+  // Takes a key out, whatever is in it: the server tells first of the lock, then of the key.
+  void Remove(int db, std::string_view key);
+  // A change of a key by its own command, of which servers tell only if asked to.
+  void StringChanged(std::string_view key);
+  void Tell(int db, std::initializer_list<std::string_view> words);
+  Place PlaceIn(const Key* key) const;
+  std::vector<KeyName> NamesOf(const Caller& caller, std::span<const std::string_view> keys) const;
+  void SendAway(const ParkedCall& parked, bool as_timeout, Tick now);
+
+  Role role_ = Role::kReplica;
+  Doing doing_ = Doing::kNothing;
+  Now now_{};
+  std::map<int, Database> databases_;
+  std::vector<ParkedCall> parked_;
+  std::vector<Answered> answered_;
+  std::vector<SentAway> sent_away_;
+  std::set<WaitingCall*> unreplied_;  // answered, and not shown to Replied yet
+  std::set<uint64_t> closed_;         // connections
+  const Caller* caller_ = nullptr;
+  const CommandLog::Command* applying_ = nullptr;
+  bool wants_turn_ = false;
+  bool watches_strings_ = false;
+  std::optional<Instant> due_;
+  CommandLog log_;
+  const char* fault_ = nullptr;
+  Engine engine_;
+};
+
+}  // namespace turnstile::sim
+
+#endif  // TURNSTILE_TESTS_SIM_SIM_HOST_H_

@@ -54,8 +54,8 @@ struct KeyName {
 struct KeyContent {
   LockName name;
   Lock* lock = nullptr;
-  std::optional<PlainLock> plain;  // its value is valid until the key is changed or closed
-  bool is_other = false;           // neither a lock nor a plain lock nor nothing
+  bool is_plain = false;  // a string, where strings count as locks
+  bool is_other = false;  // neither a lock nor a plain lock nor nothing
   // The host's own.
   void* key = nullptr;
   void* handle = nullptr;
@@ -75,9 +75,10 @@ class OpenKey {
 
   LockName name() const { return content_.name; }
   Lock* lock() const { return content_.lock; }
-  bool is_plain() const { return content_.plain.has_value(); }
+  bool is_plain() const { return content_.is_plain; }
   bool wrong_type() const { return content_.is_other; }
-  Place place() const { return {.lock = content_.lock, .plain = content_.plain}; }
+  // The value of a plain lock is valid until the key is changed or closed.
+  Place place() const;
 
   // For hosts.
   KeyContent& content() { return content_; }
@@ -129,6 +130,8 @@ class Host {
 
   virtual KeyContent Open(const KeyName& name, Access access) = 0;
   virtual void Close(KeyContent& key) = 0;
+  // The plain lock in a key that has one.
+  virtual PlainLock ReadPlain(const KeyContent& key) = 0;
   // Stores `lock`, which may already be in the key, to be removed after its last hold closes. What
   // was in the key before is freed.
   virtual void Store(KeyContent& key, Lock* lock) = 0;
@@ -219,6 +222,12 @@ inline OpenKey::OpenKey(Host& host, const KeyName& name, Access access)
 
 inline OpenKey::~OpenKey() {
   if (host_ != nullptr) host_->Close(content_);
+}
+
+inline Place OpenKey::place() const {
+  Place place{.lock = content_.lock};
+  if (content_.is_plain) place.plain = host_->ReadPlain(content_);
+  return place;
 }
 
 }  // namespace turnstile

@@ -271,8 +271,8 @@ bool RegisterCommands(RedisModuleCtx* ctx) {
 namespace {
 
 // LOCK.HELP
-// For each command that callers may use, its grammar and, indented, what it does.
 int HandleHelp(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/) {
+  // For each command that callers may use, its grammar and, indented, what it does.
   std::vector<std::string> lines;
   for (const Command& command : kCommands) {
     if (!IsForCallers(command)) continue;

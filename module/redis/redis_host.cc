@@ -77,18 +77,20 @@ KeyContent RedisHost::Open(const KeyName& name, Access access) {
       content.is_other = content.lock == nullptr;
       break;
     case REDISMODULE_KEYTYPE_STRING:
-      if (settings_->plain_locks) {
-        size_t size = 0;
-        const char* bytes = RedisModule_StringDMA(key, &size, REDISMODULE_READ);
-        content.plain =
-            PlainLock{.value = {bytes, size}, .end = ExpiryOf(content).value_or(kMaxInstant)};
-        break;
-      }
-      [[fallthrough]];
+      content.is_plain = settings_->plain_locks;
+      content.is_other = !content.is_plain;
+      break;
     default:
       content.is_other = true;
   }
   return content;
+}
+
+// Not when the key is opened: to read a number makes the server store it anew, without its age.
+PlainLock RedisHost::ReadPlain(const KeyContent& key) {
+  size_t size = 0;
+  const char* bytes = RedisModule_StringDMA(KeyOf(key), &size, REDISMODULE_READ);
+  return {.value = {bytes, size}, .end = ExpiryOf(key).value_or(kMaxInstant)};
 }
 
 void RedisHost::Close(KeyContent& key) {
@@ -99,7 +101,7 @@ void RedisHost::Close(KeyContent& key) {
 
 void RedisHost::Store(KeyContent& key, Lock* lock) {
   Lock* stored = std::exchange(key.lock, lock);
-  key.plain.reset();
+  key.is_plain = false;
   if (stored == nullptr) {
     RedisModule_ModuleTypeSetValue(KeyOf(key), type_, lock);
     ++locks_;
@@ -153,7 +155,7 @@ const char* RedisHost::MissingCommandFor(const Change& change) {
 void RedisHost::ChangePlain(KeyContent& key, const Change& change) {
   RedisModule_CloseKey(KeyOf(key));
   key.key = nullptr;
-  key.plain.reset();
+  key.is_plain = false;
   const char* command = CommandFor(change);
   if (const auto* extended = std::get_if<PlainExtended>(&change)) {
     Free(RedisModule_Call(ctx_, command, "!sl", NameOf(key),

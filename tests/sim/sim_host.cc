@@ -635,11 +635,19 @@ KeyContent SimHost::Open(const KeyName& name, Access /*access*/) {
   KeyContent content{.name = {name.lock.db, *handle}, .handle = handle, .owns_handle = true};
   Key* key = LookUp(name.lock.db, *handle);
   if (key == nullptr) return content;
-  const Place place = PlaceIn(key);
   content.lock = key->lock.get();
-  content.plain = place.plain;
-  content.is_other = content.lock == nullptr && !content.plain.has_value();
+  content.is_plain = key->text.has_value() && engine_.settings().plain_locks;
+  content.is_other = content.lock == nullptr && !content.is_plain;
   return content;
+}
+
+PlainLock SimHost::ReadPlain(const KeyContent& content) {
+  const Place place = PlaceOf(content.name.db, content.name.key);
+  if (!place.plain.has_value()) {
+    Fail("a plain lock has gone while it was open");
+    return {};
+  }
+  return *place.plain;
 }
 
 void SimHost::Close(KeyContent& key) { delete static_cast<std::string*>(key.handle); }
@@ -659,7 +667,7 @@ void SimHost::Store(KeyContent& content, Lock* lock) {
   if (key.lock.get() != lock) key.lock.reset(lock);
   key.expiry = lock->closes();
   content.lock = lock;
-  content.plain.reset();
+  content.is_plain = false;
 }
 
 void SimHost::Delete(KeyContent& content) {
@@ -675,7 +683,7 @@ std::optional<Instant> SimHost::ExpiryOf(const KeyContent& content) {
 
 void SimHost::ChangePlain(KeyContent& content, const Change& change) {
   const auto [db, key] = content.name;
-  content.plain.reset();
+  content.is_plain = false;
   if (const auto* extended = std::get_if<PlainExtended>(&change)) {
     Key* found = Find(db, key);
     if (found == nullptr) return Fail("a plain lock has gone while it was open");

@@ -193,6 +193,7 @@ class SimHost final : public Host {
 
   KeyContent Open(const KeyName& name, Access access) override;
   void Close(KeyContent& key) override;
+  PlainLock ReadPlain(const KeyContent& key) override;
   void Store(KeyContent& key, Lock* lock) override;
   void Delete(KeyContent& key) override;
   std::optional<Instant> ExpiryOf(const KeyContent& key) override;

@@ -274,29 +274,33 @@ size_t WaitingCalls::TryGrant(WaitingCall& call, const Now& now) {
       return cost_of_grant;
     }
   }
-  Grant(call, keys, sites.get(), admission.token, now);
+  Grant(call, keys, sites.get(), admission, now);
   return cost_of_grant;
 }
 
 void WaitingCalls::Grant(WaitingCall& call, OpenKeys& keys, std::span<const Site> sites,
-                         Token token, const Now& now) {
+                         const Admission& admission, const Now& now) {
   const AcquireRequest& request = call.request();
   const Instant moment = now.moment();
-  call.grant_ = std::make_unique<UnconfirmedGrant>(
-      UnconfirmedGrant{.db = call.lock(0).db,
-                       .owner = std::string(request.owner.bytes),
-                       .token = token,
-                       .upgraded = HoldToUpgrade(sites.front().place, request, moment),
-                       .bound_to = state_.sessions.BoundTo(call.lock(0), request.owner)});
-  in_flight_.Append(*call.grant_);
+  // A hold that the owner had already, which a SWAPDB or a RENAME can bring, is not ours to take
+  // back.
+  if (admission.is_new()) {
+    call.grant_ = std::make_unique<UnconfirmedGrant>(
+        UnconfirmedGrant{.db = call.lock(0).db,
+                         .owner = std::string(request.owner.bytes),
+                         .token = admission.token,
+                         .upgraded = HoldToUpgrade(sites.front().place, request, moment),
+                         .bound_to = state_.sessions.BoundTo(call.lock(0), request.owner)});
+    for (size_t i = 0; i < keys.size(); ++i) call.grant_->keys.emplace_back(call.lock(i).key);
+    in_flight_.Append(*call.grant_);
+  }
   for (size_t i = 0; i < keys.size(); ++i) {
-    call.grant_->keys.emplace_back(call.lock(i).key);
-    writer_.ExecuteGrant(keys[i], request, token, moment, call.session(), Via::kDeferred);
+    writer_.ExecuteGrant(keys[i], request, admission.token, moment, call.session(), Via::kDeferred);
   }
   ++state_.stats.acquired_after_wait;
   CountWait(call, now.tick());
   const bool alone = request.mode == Mode::kExclusive;
-  Send(call, token, alone ? WaitQueue::Left::kHoldsAlone : WaitQueue::Left::kGone);
+  Send(call, admission.token, alone ? WaitQueue::Left::kHoldsAlone : WaitQueue::Left::kGone);
 }
 
 void WaitingCalls::TakeBack(const UnconfirmedGrant& grant, Instant now) {

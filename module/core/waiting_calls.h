@@ -174,8 +174,8 @@ class WaitingCalls {
   bool IsStillBlocked(WaitingCall& call, Instant now);
   // Returns about how many microseconds that took.
   size_t TryGrant(WaitingCall& call, const Now& now);
-  void Grant(WaitingCall& call, OpenKeys& keys, std::span<const Site> sites, Token token,
-             const Now& now);
+  void Grant(WaitingCall& call, OpenKeys& keys, std::span<const Site> sites,
+             const Admission& admission, const Now& now);
   void TakeBack(const UnconfirmedGrant& grant, Instant now);
 
   EngineState& state_;

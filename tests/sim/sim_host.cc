@@ -497,8 +497,14 @@ SimHost::Copy SimHost::Save(FineInstant now) {
   Copy copy;
   for (const auto& [db, database] : databases_) {
     for (const auto& [name, key] : database) {
-      Copy::Value value{.is_lock = key.lock != nullptr, .expiry = key.expiry};
-      value.bytes = key.lock != nullptr ? Encode(*key.lock) : key.text.value_or("");
+      Copy::Value value{.kind = Copy::Value::Kind::kList, .expiry = key.expiry};
+      if (key.lock != nullptr) {
+        value.kind = Copy::Value::Kind::kLock;
+        value.bytes = Encode(*key.lock);
+      } else if (key.text.has_value()) {
+        value.kind = Copy::Value::Kind::kString;
+        value.bytes = *key.text;
+      }
       copy.values.emplace(std::pair(db, name), std::move(value));
     }
   }
@@ -515,11 +521,11 @@ void SimHost::Load(const Copy& copy) {
   engine_.OnFlushed(std::nullopt);
   for (const auto& [where, value] : copy.values) {
     Key key{.expiry = value.expiry};
-    if (value.is_lock) {
+    if (value.kind == Copy::Value::Kind::kLock) {
       key.lock = Decode(value.bytes, kCurrentEncoding);
       if (key.lock == nullptr) return Fail("a lock that was saved does not load");
       engine_.OnLockLoaded(where.first, key.lock->last(Lock::Order::kByToken).token);
-    } else {
+    } else if (value.kind == Copy::Value::Kind::kString) {
       key.text = value.bytes;
     }
     DatabaseOf(where.first).insert_or_assign(where.second, std::move(key));
@@ -535,7 +541,10 @@ const Lock* SimHost::FindLock(int db, std::string_view key) const {
   return found == nullptr ? nullptr : found->lock.get();
 }
 
-bool SimHost::Exists(int db, std::string_view key) const { return Find(db, key) != nullptr; }
+std::optional<Instant> SimHost::ExpiryOf(int db, std::string_view key) const {
+  const Key* found = Find(db, key);
+  return found == nullptr ? std::nullopt : found->expiry;
+}
 
 Place SimHost::PlaceOf(int db, std::string_view key) const { return PlaceIn(Find(db, key)); }
 
@@ -602,6 +611,9 @@ bool SimHost::LeavesSomebodyWaiting(const Now& now) {
     for (size_t i = 0; i < call.size(); ++i) {
       const Place place = PlaceOf(call.lock(i).db, call.lock(i).key);
       sites.push_back({place, call.AheadOf(i)});
+      // Strings are not watched while nobody waits for one: whoever gets the lock by a SET of its
+      // own name is looked at when its line wakes (storm 8173).
+      if (place.plain.has_value() && place.plain->value == call.request().owner.bytes) holds = true;
       holds =
           holds || (place.lock != nullptr && place.lock->Find(call.request().owner).has_value() &&
                     !(call.size() == 1 && IsUpgrade(place, call.request(), moment)));
@@ -677,8 +689,7 @@ void SimHost::Delete(KeyContent& content) {
 }
 
 std::optional<Instant> SimHost::ExpiryOf(const KeyContent& content) {
-  const Key* key = Find(content.name.db, content.name.key);
-  return key == nullptr ? std::nullopt : key->expiry;
+  return ExpiryOf(content.name.db, content.name.key);
 }
 
 void SimHost::ChangePlain(KeyContent& content, const Change& change) {

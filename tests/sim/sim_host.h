@@ -75,7 +75,7 @@ class SimHost final : public Host {
   // All data at one moment, as an RDB file or a full synchronisation carries it.
   struct Copy {
     struct Value {
-      bool is_lock = false;
+      enum class Kind { kLock, kString, kList } kind = Kind::kLock;
       std::string bytes;  // of a lock encoded
       std::optional<Instant> expiry;
     };
@@ -166,7 +166,7 @@ class SimHost final : public Host {
 
   const CommandLog& log() const { return log_; }
   const Lock* FindLock(int db, std::string_view key) const;
-  bool Exists(int db, std::string_view key) const;
+  std::optional<Instant> ExpiryOf(int db, std::string_view key) const;
   Place PlaceOf(int db, std::string_view key) const;
   std::vector<std::pair<int, std::string>> Keys() const;
   bool HasSameData(const SimHost& other) const;

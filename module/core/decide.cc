@@ -259,19 +259,6 @@ bool IsCurrent(const Place& place, Token token, Instant now) {
   return place.lock != nullptr && place.lock->HasLive(token, now);
 }
 
-std::vector<Holder> HoldersOf(const Place& place, Instant now) {
-  if (const PlainLock* plain = PlainIn(place, now); plain != nullptr) {
-    const std::string_view value = plain->value;
-    return {Holder{Owner{value.size() <= kMaxOwnerBytes ? value : ""}, plain->end, Millis{0}}};
-  }
-  std::vector<Holder> holders;
-  if (place.lock == nullptr) return holders;
-  for (const Hold& hold : place.lock->holds(Lock::Order::kByToken)) {
-    if (hold.KeepsOutAt(now)) holders.push_back({hold.owner, hold.closes(), hold.linger});
-  }
-  return holders;
-}
-
 size_t CountHolders(const Place& place, Instant now) {
   if (place.lock != nullptr) return place.lock->KeepingOut(now);
   return PlainIn(place, now) == nullptr ? 0 : 1;

@@ -166,14 +166,8 @@ std::optional<Token> CurrentToken(const Place& place, Instant now);
 // Whether the lock is held at `now` under exactly this token.
 bool IsCurrent(const Place& place, Token token, Instant now);
 
-// Who keeps others out at `now`, and until when, which is not before `now`: in order of their
-// tokens. For a plain lock, one. Empty exactly when any request would be granted if nobody waited.
-struct Holder {
-  Owner owner;  // empty, which no owner is, if a plain lock's value is too long to be one
-  Instant until;
-  Millis linger{0};  // the last part of that time, in which the hold has ended
-};
-std::vector<Holder> HoldersOf(const Place& place, Instant now);
+// How many keep others out at `now`; for a plain lock, one. None exactly when any request would be
+// granted if nobody waited.
 size_t CountHolders(const Place& place, Instant now);
 
 // The first moment from `now` on at which a hold stops keeping others out; none if no hold does by

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <new>
-#include <optional>
 #include <vector>
 
 namespace turnstile {
@@ -33,8 +32,6 @@ class ByteReader {
     return taken;
   }
 
-  std::string_view TakeRest() { return TakeBytes(rest_.size()); }
-
   uint64_t TakeNumber(size_t bytes) {
     uint64_t number = 0;
     size_t shift = 0;
@@ -58,46 +55,23 @@ class ByteReader {
   bool failed_ = false;
 };
 
-Hold TakeFixedFields(ByteReader& reader) {
-  Hold hold{};
-  hold.token = Token{reader.TakeNumber(8)};
-  hold.since = reader.TakeInstant();
-  hold.end = reader.TakeInstant();
-  return hold;
-}
-
-std::unique_ptr<Lock> DecodeOneHold(ByteReader& reader) {
-  Hold hold = TakeFixedFields(reader);
-  hold.owner = Owner{reader.TakeRest()};
-  if (reader.failed() || !IsWellFormed(hold)) return nullptr;
-  return std::unique_ptr<Lock>(Lock::Make(Held{Mode::kExclusive, hold}));
-}
-
-std::optional<Mode> ToMode(uint64_t number) {
-  for (const Mode mode : {Mode::kExclusive, Mode::kShared, Mode::kLimit}) {
-    if (static_cast<uint64_t>(mode) == number) return mode;
-  }
-  return std::nullopt;
-}
-
-std::unique_ptr<Lock> DecodeHolds(ByteReader& reader, Mode mode, size_t least) {
+// Two or more.
+std::unique_ptr<Lock> DecodeHolds(ByteReader& reader, Mode mode) {
   std::vector<Hold> holds;
-  do {
-    Hold hold = TakeFixedFields(reader);
+  while (!reader.AtEnd()) {
+    Hold hold{};
+    hold.token = Token{reader.TakeNumber(8)};
+    hold.since = reader.TakeInstant();
+    hold.end = reader.TakeInstant();
     hold.linger = reader.TakeMillis();
     hold.count = static_cast<uint32_t>(reader.TakeNumber(4));
     hold.owner = Owner{reader.TakeBytes(reader.TakeNumber(2))};
     if (reader.failed() || !IsWellFormed(hold)) return nullptr;
     if (!holds.empty() && hold.owner.bytes <= holds.back().owner.bytes) return nullptr;
     holds.push_back(hold);
-  } while (!reader.AtEnd());
-  if (holds.size() < least || (holds.size() > 1 && mode == Mode::kExclusive)) return nullptr;
+  }
+  if (holds.size() < 2) return nullptr;
   return std::unique_ptr<Lock>(Lock::Make(mode, holds));
-}
-
-std::unique_ptr<Lock> DecodeManyHolds(ByteReader& reader) {
-  const std::optional<Mode> mode = ToMode(reader.TakeNumber(1));
-  return mode.has_value() ? DecodeHolds(reader, *mode, /*least=*/1) : nullptr;
 }
 
 std::unique_ptr<Lock> DecodeOneRecord(std::string_view bytes) {
@@ -114,7 +88,7 @@ std::unique_ptr<Lock> DecodeRecords(std::string_view bytes) {
   const uint64_t head = reader.TakeNumber(8);
   if (head >> Lock::kManyAt == 0) return DecodeOneRecord(bytes);
   for (const Mode mode : {Mode::kShared, Mode::kLimit}) {
-    if (head == Lock::ManyHead(mode)) return DecodeHolds(reader, mode, /*least=*/2);
+    if (head == Lock::ManyHead(mode)) return DecodeHolds(reader, mode);
   }
   return nullptr;
 }
@@ -143,16 +117,7 @@ Encoded::Encoded(const Lock& lock) {
 std::string Encode(const Lock& lock) { return std::string(Encoded(lock).bytes()); }
 
 std::unique_ptr<Lock> Decode(std::string_view bytes, EncodingVersion version) {
-  ByteReader reader(bytes);
-  switch (version) {
-    case EncodingVersion::kOneHold:
-      return DecodeOneHold(reader);
-    case EncodingVersion::kManyHolds:
-      return DecodeManyHolds(reader);
-    case EncodingVersion::kRecords:
-      return DecodeRecords(bytes);
-  }
-  return nullptr;
+  return version == EncodingVersion::kRecords ? DecodeRecords(bytes) : nullptr;
 }
 
 std::unique_ptr<Lock> DecodeAndTake(char* bytes, size_t size, EncodingVersion version) {

@@ -1,7 +1,7 @@
 // A lock as bytes: what the RDB file, DUMP and a full synchronisation carry.
 //
 // docs/storage-format.md writes the bytes down for readers outside this code; a dump of every
-// version stays in tests/golden and must load for ever.
+// released version stays in tests/golden and must load for ever.
 
 #ifndef TURNSTILE_CORE_ENCODING_H_
 #define TURNSTILE_CORE_ENCODING_H_
@@ -15,12 +15,10 @@
 
 namespace turnstile {
 
-// Every version that was ever written has a name here and is never reused. The number travels
+// Every version that was ever released has a name here and is never reused. The number travels
 // outside the bytes, as the encoding version of the Redis type.
 enum class EncodingVersion : int {
-  kOneHold = 1,    // token, since, end, owner
-  kManyHolds = 2,  // mode; for each hold: token, since, end, linger, count, owner
-  kRecords = 3,    // one hold: as it is in memory; several: as in 2, after a word with the mode
+  kRecords = 1,  // one hold: as it is in memory; several: a word with the mode, and a list
 };
 inline constexpr EncodingVersion kCurrentEncoding = EncodingVersion::kRecords;
 

@@ -355,8 +355,6 @@ void Engine::ApplyFact(const KeyName& name, const HeldFact& fact) {
 void Engine::ApplyFact(const KeyName& name, const Fact& fact) {
   if (const auto* floor = std::get_if<FloorFact>(&fact)) {
     state_.tokens.Observe(floor->token);
-  } else if (const auto* held = std::get_if<HeldFact>(&fact)) {
-    return ApplyFact(name, *held);
   } else {
     OpenKey key(state_.host, name, Access::kWrite);
     if (const auto* ended = std::get_if<EndedFact>(&fact)) {

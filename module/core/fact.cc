@@ -38,27 +38,6 @@ bool ParseDetails(Args args, Held& held) {
   return args.empty();
 }
 
-std::optional<HeldFact> MakeHeld(std::string_view key, std::string_view owner, Args numbers,
-                                 Args details) {
-  const auto token = ParseToken(numbers[0]);
-  const auto since = ParseDigits(numbers[1]);
-  const auto end = ParseDigits(numbers[2]);
-  if (!token.has_value() || !since.has_value() || !end.has_value()) return std::nullopt;
-  Held held{.hold = {.owner = Owner{owner},
-                     .token = *token,
-                     .since = Instant{Millis{*since}},
-                     .end = Instant{Millis{*end}}}};
-  if (!ParseDetails(details, held) || !IsWellFormed(held.hold)) return std::nullopt;
-  return HeldFact{.key = key, .held = held};
-}
-
-// HELD key owner token since-ms end-ms …
-std::optional<HeldFact> TryParseOldHeld(Args args) {
-  constexpr size_t kFixedArgs = 6;
-  if (args.size() < kFixedArgs) return std::nullopt;
-  return MakeHeld(args[1], args[2], args.subspan(3, 3), args.subspan(kFixedArgs));
-}
-
 // key owner "token since-ms end-ms" …
 std::optional<HeldFact> TryParseHeld(Args args) {
   constexpr size_t kFixedArgs = 3;
@@ -72,7 +51,18 @@ std::optional<HeldFact> TryParseHeld(Args args) {
   // Nothing is left over, not even a space at the end.
   const size_t size = numbers[0].size() + numbers[1].size() + numbers[2].size() + 2;
   if (size != args[2].size()) return std::nullopt;
-  return MakeHeld(args[0], args[1], numbers, args.subspan(kFixedArgs));
+  const auto token = ParseToken(numbers[0]);
+  const auto since = ParseDigits(numbers[1]);
+  const auto end = ParseDigits(numbers[2]);
+  if (!token.has_value() || !since.has_value() || !end.has_value()) return std::nullopt;
+  Held held{.hold = {.owner = Owner{args[1]},
+                     .token = *token,
+                     .since = Instant{Millis{*since}},
+                     .end = Instant{Millis{*end}}}};
+  if (!ParseDetails(args.subspan(kFixedArgs), held) || !IsWellFormed(held.hold)) {
+    return std::nullopt;
+  }
+  return HeldFact{.key = args[0], .held = held};
 }
 
 std::optional<Fact> ParseEnded(Args args) {
@@ -117,7 +107,6 @@ std::optional<Fact> ParseSession(Args args) {
 
 std::optional<Fact> TryParse(Args args) {
   if (args.empty()) return std::nullopt;
-  if (IsKeyword(args[0], kFactHeld)) return TryParseOldHeld(args);
   if (IsKeyword(args[0], kFactEnded)) return ParseEnded(args);
   if (IsKeyword(args[0], kFactExpired)) return ParseExpired(args);
   if (IsKeyword(args[0], kFactSession)) return ParseSession(args);
@@ -155,9 +144,8 @@ std::string_view WordFor(Loss how) { return how == Loss::kUndelivered ? "UNDELIV
 Parsed<Fact> ParseFact(Args args) {
   if (auto fact = TryParse(args); fact.has_value()) return *std::move(fact);
   return ParseError{
-      "ERR not a fact: expected HELD key owner token since-ms end-ms [SHARED | LIMIT] [COUNT n] "
-      "[LINGER ms], ENDED key owner [UNDELIVERED], EXPIRED key before-ms, SESSION key at-ms owner "
-      "[owner ...], or FLOOR token"};
+      "ERR not a fact: expected ENDED key owner [UNDELIVERED], EXPIRED key before-ms, SESSION key "
+      "at-ms owner [owner ...], or FLOOR token"};
 }
 
 Parsed<HeldFact> ParseHeldFact(Args args) {

@@ -18,8 +18,7 @@
 // everywhere, so the outcome is too.
 //
 // Nearly all facts are of the first kind, and to the server every word costs more than the bytes in
-// it: so that one has few words. It was first written as LOCK.FACT HELD key owner token since-ms
-// end-ms …, which is still understood.
+// it: so that one has few words, and a command of its own.
 //
 // All times are absolute and all numbers resolved, so the receiver has nothing to decide. A release
 // needs no form of its own: it travels as the LOCK.RELEASE that it was.
@@ -39,7 +38,6 @@
 
 namespace turnstile {
 
-inline constexpr std::string_view kFactHeld = "HELD";
 inline constexpr std::string_view kFactEnded = "ENDED";
 inline constexpr std::string_view kFactExpired = "EXPIRED";
 inline constexpr std::string_view kFactSession = "SESSION";
@@ -72,7 +70,8 @@ struct FloorFact {
   Token token;
 };
 
-using Fact = std::variant<HeldFact, EndedFact, ExpiredFact, SessionFact, FloorFact>;
+// What LOCK.FACT says.
+using Fact = std::variant<EndedFact, ExpiredFact, SessionFact, FloorFact>;
 
 // A token in decimal digits; nothing if it is none.
 std::optional<Token> ParseToken(std::string_view text);

@@ -1,4 +1,4 @@
-// libFuzzer: the decoder on any bytes, in every version.
+// libFuzzer: the decoder on any bytes.
 //
 // Bytes decode exactly when docs/storage-format.md says so, to what it says. What decodes is
 // well-formed, has bytes that do not tell how its holds came into the lock, and can be taken apart
@@ -51,12 +51,7 @@ bool AreNumbersInRange(Bytes bytes, size_t count) {
   return true;
 }
 
-bool ShouldDecodeVersion1(Bytes bytes) {
-  return bytes.size() >= 24 + 1 && bytes.size() <= 24 + 256 && AreNumbersInRange(bytes, 3) &&
-         NumberAt(bytes, 0, 8) > 0;
-}
-
-// How many holds these bytes list, as versions 2 and 3 do; 0 if that is not what they do.
+// How many holds these bytes list; 0 if that is not what they do.
 size_t ListedHolds(Bytes bytes) {
   Bytes last;
   size_t holds = 0;
@@ -74,12 +69,6 @@ size_t ListedHolds(Bytes bytes) {
     bytes = bytes.subspan(38 + owner_size);
   }
   return holds;
-}
-
-bool ShouldDecodeVersion2(Bytes bytes) {
-  if (bytes.empty() || bytes[0] > 2) return false;
-  const size_t holds = ListedHolds(bytes.subspan(1));
-  return holds == 1 || (holds > 1 && bytes[0] != 0);
 }
 
 Instant MomentAt(Bytes bytes, size_t at) {
@@ -121,7 +110,7 @@ std::optional<Hold> HoldOfRecord(Bytes bytes) {
   return needless ? std::nullopt : std::optional(hold);
 }
 
-bool ShouldDecodeVersion3(Bytes bytes) {
+bool ShouldDecode(Bytes bytes) {
   if (bytes.size() < 8) return false;
   const uint64_t head = NumberAt(bytes, 0, 8);
   if (head < PowerOfTwo(63)) return HoldOfRecord(bytes).has_value();
@@ -130,7 +119,7 @@ bool ShouldDecodeVersion3(Bytes bytes) {
   return (shared || limit) && ListedHolds(bytes.subspan(8)) >= 2;
 }
 
-// The holds of a lock as versions 2 and 3 list them.
+// The holds of a lock as they are listed.
 std::string Listed(const Lock& lock) {
   std::string bytes;
   const auto put = [&bytes](uint64_t number, size_t size) {
@@ -221,33 +210,13 @@ void CheckLock(const Lock& lock) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace turnstile;  // NOLINT(google-build-using-namespace)
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
-  for (const int version : {0, 4, -1, size > 0 ? 4 + data[0] : 0}) {
+  for (const int version : {0, 2, -1, size > 0 ? 2 + data[0] : 0}) {
     Require(DecodeInBothWays(bytes, static_cast<EncodingVersion>(version)) == nullptr,
             "an unknown version is refused");
   }
 
-  const LockPtr one = DecodeInBothWays(bytes, EncodingVersion::kOneHold);
-  Require((one != nullptr) == ShouldDecodeVersion1({data, size}), "version 1 decodes as it should");
-  if (one != nullptr) {
-    const std::string listed = Listed(*one);
-    Require(one->size() == 1 && one->mode() == Mode::kExclusive, "version 1 is one exclusive hold");
-    Require(listed.substr(0, 24) == bytes.substr(0, 24), "the numbers are the same");
-    Require(listed.substr(38) == bytes.substr(24), "the owner is the same");
-    CheckLock(*one);
-  }
-
-  const LockPtr many = DecodeInBothWays(bytes, EncodingVersion::kManyHolds);
-  Require((many != nullptr) == ShouldDecodeVersion2({data, size}),
-          "version 2 decodes as it should");
-  if (many != nullptr) {
-    Require(static_cast<uint8_t>(many->mode()) == data[0], "the mode is the same");
-    Require(Listed(*many) == bytes.substr(1), "the holds are the same");
-    CheckLock(*many);
-  }
-
   const LockPtr lock = DecodeInBothWays(bytes, EncodingVersion::kRecords);
-  Require((lock != nullptr) == ShouldDecodeVersion3({data, size}),
-          "version 3 decodes as it should");
+  Require((lock != nullptr) == ShouldDecode({data, size}), "bytes decode as they should");
   if (lock != nullptr) {
     Require(static_cast<uint8_t>(lock->mode()) == data[7] / 32 % 4, "the mode is the same");
     if (lock->size() == 1) {

@@ -251,6 +251,8 @@ struct Spelling {
   }
 };
 
+std::string Digits(Instant moment) { return std::to_string(moment.time_since_epoch().count()); }
+
 void CheckFact(const Words& words) {
   const auto parsed = ParseFact(words);
   const Fact* fact = Accepted(parsed);
@@ -264,16 +266,20 @@ void CheckFact(const Words& words) {
     Require(!owner.empty() && owner.size() <= kMaxOwnerBytes, "an owner has its size");
     spelled = {{"ENDED", std::string(ended->key), owner}, {0}};
     if (const auto how = WordFor(ended->ended.how); !how.empty()) spelled.AddKeyword(how);
+  } else if (const auto* expired = std::get_if<ExpiredFact>(fact)) {
+    const Instant before = expired->expired.before;
+    Require(before >= kMinInstant && before <= kMaxInstant, "a moment is in range");
+    spelled = {{"EXPIRED", std::string(expired->key), Digits(before)}, {0}};
   } else {
-    const auto& [key, held] = std::get<HeldFact>(*fact);
-    const Hold& hold = held.hold;
-    Require(IsWellFormed(hold), "a held fact is well-formed");
-    spelled = {
-        {"HELD", std::string(key), std::string(hold.owner.bytes), std::to_string(hold.token.value),
-         std::to_string(hold.since.time_since_epoch().count()),
-         std::to_string(hold.end.time_since_epoch().count())},
-        {0}};
-    spelled.AddDetails(held);
+    const auto& session = std::get<SessionFact>(*fact);
+    Require(session.at >= kMinInstant && session.at <= kMaxInstant, "a moment is in range");
+    spelled = {{"SESSION", std::string(session.key), Digits(session.at)}, {0}};
+    Require(!session.owners.empty(), "a session had an owner");
+    for (const Owner& owner : session.owners) {
+      Require(!owner.bytes.empty() && owner.bytes.size() <= kMaxOwnerBytes,
+              "an owner has its size");
+      spelled.words.emplace_back(owner.bytes);
+    }
   }
   spelled.Compare(words);
 }

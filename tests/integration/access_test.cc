@@ -298,12 +298,13 @@ TEST_F(AccessTest, NobodyCallsTheInternalCommands) {
   const std::string last_token = clock.substr(0, clock.find("turnstile_clock_lead_ms"));
   const std::string end = std::to_string(ServerNow(client_) + kMinute);
 
-  const Commands facts = {{"LOCK.FACT", "HELD", "free", "mallory", "5", "1", end},
-                          {"LOCK.FACT", "HELD", "held", "mallory", "5", "1", end},
-                          {"lock.fact", "held", "held", "alice", "9007199254740991", "1", end},
+  const Commands facts = {{"LOCK.FACT", "ENDED", "held", "alice"},
+                          {"lock.fact", "expired", "held", end},
+                          {"LOCK.FACT", "SESSION", "held", "1", "alice"},
                           {"LOCK.FACT", "FLOOR", "9007199254740991"},
                           {"LOCK.FACT", "NONSENSE", "1"},
                           {"LOCK.HELD", "free", "mallory", "5 1 " + end},
+                          {"LOCK.HELD", "held", "mallory", "5 1 " + end},
                           {"LOCK.HELD", "held", "alice", "9007199254740991 1 " + end},
                           {"LOCK.HELD", "held", "mallory", "nonsense"}};
   Do({"FUNCTION", "LOAD", "REPLACE",
@@ -334,13 +335,13 @@ TEST_F(AccessTest, NobodyCallsTheInternalCommands) {
 }
 
 TEST_F(AccessTest, TheInternalCommandsNameTheirKey) {
-  EXPECT_EQ(Do({"COMMAND", "GETKEYS", "LOCK.FACT", "HELD", "job", "alice", "1", "1", "1"}),
+  EXPECT_EQ(Do({"COMMAND", "GETKEYS", "LOCK.FACT", "ENDED", "job", "alice"}),
             Reply::Array({Reply::Str("job")}));
   EXPECT_TRUE(Do({"COMMAND", "GETKEYS", "LOCK.FACT", "FLOOR", "1"}).IsError());
   // So its ACL check comes before everything else.
   Client worker = ConnectAs("worker", {"~lock:*", "+@all"});
-  EXPECT_TRUE(worker.Do("LOCK.FACT", "HELD", "other", "x", 1, 1, 1).IsError("NOPERM"));
-  EXPECT_TRUE(worker.Do("LOCK.FACT", "HELD", "lock:1", "x", 1, 1, 1).IsError("ERR LOCK.FACT is"));
+  EXPECT_TRUE(worker.Do("LOCK.FACT", "ENDED", "other", "x").IsError("NOPERM"));
+  EXPECT_TRUE(worker.Do("LOCK.FACT", "ENDED", "lock:1", "x").IsError("ERR LOCK.FACT is"));
   EXPECT_EQ(Do({"COMMAND", "GETKEYS", "LOCK.HELD", "job", "alice", "1 1 1"}),
             Reply::Array({Reply::Str("job")}));
   EXPECT_TRUE(worker.Do("LOCK.HELD", "other", "x", "1 1 1").IsError("NOPERM"));

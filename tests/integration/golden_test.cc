@@ -1,4 +1,4 @@
-// Files of every version that was ever released must load for ever: see tests/golden/README.md.
+// Files of every released version must load for ever: see tests/golden/README.md.
 
 #include <gtest/gtest.h>
 
@@ -34,84 +34,53 @@ struct GoldenLock {
   std::vector<GoldenHold> holds;  // in the order of their tokens
 };
 
-// What was kept of one encoding version.
-struct GoldenVersion {
-  std::string name;
-  std::string dumps;              // the file
-  std::vector<GoldenLock> locks;  // golden:elsewhere is the last
-};
-
-// The tables in tests/golden/README.md.
-GoldenLock GoldenJob() {
-  return {0,
-          "golden:job",
-          "exclusive",
-          {{"golden-owner", 1700000000000001, 1700000000000, 7258118400000}}};
-}
-
-GoldenLock GoldenLong() {
-  return {0,
-          "golden:long",
-          "exclusive",
-          {{std::string(256, 'o'), 1700000000000002, 1700000000123, 7258118400123}}};
-}
-
-GoldenVersion VersionOne() {
-  return {"v1",
-          "v1-lock.dump.hex",
-          {GoldenJob(),
-           GoldenLong(),
-           {3, "golden:elsewhere", "exclusive", {{"x", 1, 0, 9007199254740991}}}}};
-}
-
-GoldenVersion VersionTwo() {
-  const GoldenLock shared = {
-      0,
-      "golden:shared",
-      "shared",
-      {{"reader-c", 1700000000000004, 1700000000004, 7258118400004},
-       {"reader-a", 1700000000000006, 1700000000006, 7258118400006, 60000, 2},
-       {"reader-b", 1700000000000007, 1700000000007, 7258118400007}}};
-  const GoldenLock limit = {0,
-                            "golden:limit",
-                            "limit",
-                            {{"worker-2", 1700000000000008, 1700000000008, 7258118400008},
-                             {"worker-1", 1700000000000009, 1700000000009, 7258118400009, 1}}};
-  const GoldenLock counted = {
-      0,
-      "golden:counted",
-      "exclusive",
-      {{"golden-owner", 1700000000000010, 1700000000010, 7258118400010, 5000, 3}}};
-  const GoldenLock elsewhere = {3,
-                                "golden:elsewhere",
-                                "exclusive",
-                                {{"x", 1, 0, 9007199254740991, 9007199254740991, 4294967295}}};
+// The table in tests/golden/README.md; golden:elsewhere is the last.
+std::vector<GoldenLock> GoldenLocks() {
   return {
-      "v2", "v2-locks.dump.hex", {GoldenJob(), GoldenLong(), shared, limit, counted, elsewhere}};
+      {0,
+       "golden:narrow",
+       "exclusive",
+       {{"golden-owner", 1700000000011011, 1700000000011, 4102444800011}}},
+      {0,
+       "golden:leading",
+       "shared",
+       {{"reader-a", 1700000000012012, 1699998951437, 4102444800012}}},
+      {0, "golden:led", "limit", {{"worker-1", 1700000000013013, 1700001048588, 4398046511103}}},
+      {0,
+       "golden:job",
+       "exclusive",
+       {{"golden-owner", 1700000000000001, 1700000000000, 7258118400000}}},
+      {0,
+       "golden:long",
+       "exclusive",
+       {{std::string(256, 'o'), 1700000000000002, 1700000000123, 7258118400123}}},
+      {0,
+       "golden:shared",
+       "shared",
+       {{"reader-c", 1700000000000004, 1700000000004, 7258118400004},
+        {"reader-a", 1700000000000006, 1700000000006, 7258118400006, 60000, 2},
+        {"reader-b", 1700000000000007, 1700000000007, 7258118400007}}},
+      {0,
+       "golden:limit",
+       "limit",
+       {{"worker-2", 1700000000000008, 1700000000008, 7258118400008},
+        {"worker-1", 1700000000000009, 1700000000009, 7258118400009, 1}}},
+      {0,
+       "golden:counted",
+       "exclusive",
+       {{"golden-owner", 1700000000000010, 1700000000010, 7258118400010, 5000, 3}}},
+      {3,
+       "golden:elsewhere",
+       "exclusive",
+       {{"x", 1, 0, 9007199254740991, 9007199254740991, 4294967295}}},
+  };
 }
 
-GoldenVersion VersionThree() {
-  const GoldenLock narrow = {0,
-                             "golden:narrow",
-                             "exclusive",
-                             {{"golden-owner", 1700000000011011, 1700000000011, 4102444800011}}};
-  const GoldenLock leading = {0,
-                              "golden:leading",
-                              "shared",
-                              {{"reader-a", 1700000000012012, 1699998951437, 4102444800012}}};
-  const GoldenLock led = {
-      0, "golden:led", "limit", {{"worker-1", 1700000000013013, 1700001048588, 4398046511103}}};
-  std::vector<GoldenLock> locks = VersionTwo().locks;
-  locks.insert(locks.begin(), {narrow, leading, led});
-  return {"v3", "v3-locks.dump.hex", locks};
-}
-
-// The texts of the DUMPs in a file, without its comments, as bytes. The only one of version 1
-// stands below no key: it is golden:job's.
-std::map<std::string, std::string> GoldenDumps(const std::string& file) {
+// The texts of the DUMPs, without comments, as bytes.
+std::map<std::string, std::string> GoldenDumps() {
   std::map<std::string, std::string> dumps;
-  std::string key = "golden:job";
-  for (const std::string& line : ReadSource("tests/golden/" + file)) {
+  std::string key;
+  for (const std::string& line : ReadSource("tests/golden/v1-locks.dump.hex")) {
     if (line.starts_with("#")) continue;
     if (line.starts_with("golden:")) {
       key = line;
@@ -169,76 +138,56 @@ void ExpectUsable(Client& client, const GoldenLock& lock) {
 }
 
 // Starts a server on one of the files, under the name by which servers look for it.
-void ExpectGolden(const GoldenVersion& version, const std::string& extension,
-                  const std::string& name, const std::vector<std::string>& args) {
-  SCOPED_TRACE(version.name);
+void ExpectGolden(const std::string& file, const std::string& name,
+                  const std::vector<std::string>& args) {
   Server server;
   server.Stop();
-  std::filesystem::copy_file(SourcePath("tests/golden/" + version.name + extension),
-                             server.dir() + "/" + name);
+  std::filesystem::copy_file(SourcePath("tests/golden/" + file), server.dir() + "/" + name);
   server.options().args = args;
   ASSERT_TRUE(server.Restart());
   Client client = server.Connect();
-  for (const GoldenLock& lock : version.locks) ExpectHeld(client, lock);
+  const std::vector<GoldenLock> locks = GoldenLocks();
+  for (const GoldenLock& lock : locks) ExpectHeld(client, lock);
   EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(1));
   client.Do("SELECT", 0);
-  EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(static_cast<int64_t>(version.locks.size())))
+  EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(static_cast<int64_t>(locks.size())))
       << "one is elsewhere, and one is plain";
   EXPECT_EQ(client.Do("LOCK.INFO", "golden:released"), Reply::Nil());
   EXPECT_EQ(client.Do("LOCK.INFO", "golden:plain").Field("holders").elements.at(0).Field("owner"),
             Reply::Str("plain-owner"));
 
-  // Values are written as they are in version 3, also those that came from older ones. (The footer
-  // has the RDB version of the server.)
-  size_t compared = 0;
-  for (const auto& [key, golden] : GoldenDumps(VersionThree().dumps)) {
-    if (client.Do("EXISTS", key) == Reply::Int(0)) continue;
+  // What was read is written as it was. (The footer has the RDB version of the server.)
+  for (const auto& [key, golden] : GoldenDumps()) {
     const auto dump = DumpPayload::Open(client.Do("DUMP", key).text);
     ASSERT_TRUE(dump.has_value());
     EXPECT_EQ(dump->body, DumpPayload::Open(golden)->body) << key;
-    compared++;
   }
-  EXPECT_EQ(compared, GoldenDumps(version.dumps).size());
-  for (const GoldenLock& lock : version.locks) {
+  for (const GoldenLock& lock : locks) {
     if (lock.db == 0) ExpectUsable(client, lock);
   }
 }
 
-void ExpectGoldenRdb(const GoldenVersion& version) {
-  ExpectGolden(version, ".rdb", "dump.rdb", {"--rdbcompression", "no"});
-}
+TEST(GoldenTest, Rdb) { ExpectGolden("v1.rdb", "dump.rdb", {"--rdbcompression", "no"}); }
 
-void ExpectGoldenAof(const GoldenVersion& version) {
-  ExpectGolden(version, ".aof", "appendonly.aof",
-               {"--appendonly", "yes", "--rdbcompression", "no"});
+TEST(GoldenTest, Aof) {
+  ExpectGolden("v1.aof", "appendonly.aof", {"--appendonly", "yes", "--rdbcompression", "no"});
 }
-
-TEST(GoldenTest, RdbOfVersionOne) { ExpectGoldenRdb(VersionOne()); }
-TEST(GoldenTest, RdbOfVersionTwo) { ExpectGoldenRdb(VersionTwo()); }
-TEST(GoldenTest, RdbOfVersionThree) { ExpectGoldenRdb(VersionThree()); }
-TEST(GoldenTest, AofOfVersionOne) { ExpectGoldenAof(VersionOne()); }
-TEST(GoldenTest, AofOfVersionTwo) { ExpectGoldenAof(VersionTwo()); }
-TEST(GoldenTest, AofOfVersionThree) { ExpectGoldenAof(VersionThree()); }
 
 TEST(GoldenTest, Dumps) {
   Server server;
   Client client = server.Connect();
-  for (const GoldenVersion& version : {VersionOne(), VersionTwo(), VersionThree()}) {
-    SCOPED_TRACE(version.name);
-    EXPECT_EQ(client.Do("FLUSHALL"), Reply::Ok());
-    const std::map<std::string, std::string> dumps = GoldenDumps(version.dumps);
-    size_t restored = 0;
-    for (const GoldenLock& lock : version.locks) {
-      const auto golden = dumps.find(lock.key);
-      if (golden == dumps.end()) continue;
-      ASSERT_TRUE(DumpPayload::Open(golden->second).has_value()) << "the file itself is damaged";
-      EXPECT_EQ(client.Do("RESTORE", lock.key, 0, golden->second), Reply::Ok());
-      ExpectHeld(client, lock);
-      ExpectUsable(client, lock);
-      restored++;
-    }
-    EXPECT_EQ(restored, dumps.size());
+  const std::map<std::string, std::string> dumps = GoldenDumps();
+  size_t restored = 0;
+  for (const GoldenLock& lock : GoldenLocks()) {
+    const auto golden = dumps.find(lock.key);
+    if (golden == dumps.end()) continue;
+    ASSERT_TRUE(DumpPayload::Open(golden->second).has_value()) << "the file itself is damaged";
+    EXPECT_EQ(client.Do("RESTORE", lock.key, 0, golden->second), Reply::Ok());
+    ExpectHeld(client, lock);
+    ExpectUsable(client, lock);
+    restored++;
   }
+  EXPECT_EQ(restored, dumps.size());
 }
 
 }  // namespace

@@ -418,7 +418,7 @@ TEST_F(FloorTest, AHolderThatAsksAgainIsRaisedToIt) {
   EXPECT_EQ(client_.Do("LOCK.FENCE", "job", floor), Reply::Int(1));
   const std::vector<Command> told = stream.Until(client_);
   ASSERT_EQ(told.size(), 1U);
-  EXPECT_EQ(told[0][4], std::to_string(floor));
+  EXPECT_EQ(NumbersOf(told[0]).token, floor);
   EXPECT_GE(HolderField(client_.Do("LOCK.INFO", "job"), "held-ms").integer,
             HolderField(before, "held-ms").integer)
       << "it is still the same hold";

@@ -273,7 +273,7 @@ TEST_F(HandOverTest, TheLeaseEnds) {
     const Reply token = bob.Read();
     EXPECT_GT(token.integer, alice) << token;
     const Command granted = Granted("job", "bob", token);
-    EXPECT_GE(std::stoll(granted[5]), active != 0 ? FirstFree(client_, end) : end + 1)
+    EXPECT_GE(NumbersOf(granted).since, active != 0 ? FirstFree(client_, end) : end + 1)
         << "a hold lives through its last millisecond";
     EXPECT_EQ(ToldPlainly(), (Commands{{"DEL", "job"}, granted}));
     ExpectSameElsewhere();
@@ -317,9 +317,7 @@ TEST_F(HandOverTest, ALineMovesByLeasesAlone) {
 TEST_F(HandOverTest, AStrangersTtlIsSetBack) {
   const int64_t token = MustAcquire(client_, "job", "alice", 1000);
   const int64_t end = EndOf(client_, "job");
-  const Command held = {
-      "LOCK.FACT",        "HELD", "job", "alice", std::to_string(token), std::to_string(end - 1000),
-      std::to_string(end)};
+  const Command held = HeldCommand("job", "alice", {token, end - 1000, end});
   Waiter bob(server(), "job", "bob");
   Told();
   for (const Command& trick : Commands{{"PERSIST", "job"},
@@ -331,7 +329,7 @@ TEST_F(HandOverTest, AStrangersTtlIsSetBack) {
   }
   const Reply next = bob.Read();
   const Command granted = Granted("job", "bob", next);
-  EXPECT_GT(std::stoll(granted[5]), end);
+  EXPECT_GT(NumbersOf(granted).since, end);
   EXPECT_EQ(ToldPlainly(), (Commands{{"DEL", "job"}, granted}));
   ExpectSameElsewhere();
 }
@@ -372,7 +370,7 @@ TEST_F(HandOverTest, WhenAnotherLockComesInItsPlace) {
     const int64_t end = EndOf(client_, "job");
     const Reply token = bob.Read();
     ASSERT_TRUE(token.IsInteger()) << token;
-    EXPECT_GT(std::stoll(Granted("job", "bob", token)[5]), end);
+    EXPECT_GT(NumbersOf(Granted("job", "bob", token)).since, end);
     ExpectSameElsewhere();
   }
 }
@@ -386,7 +384,7 @@ TEST_F(HandOverTest, TheLeaseOfALockThatCameByRename) {
   EXPECT_EQ(client_.Do("RENAME", "other", "job"), Reply::Ok());
   const Reply token = bob.Read();
   ASSERT_TRUE(token.IsInteger()) << token;
-  EXPECT_GT(std::stoll(Granted("job", "bob", token)[5]), end);
+  EXPECT_GT(NumbersOf(Granted("job", "bob", token)).since, end);
 }
 
 // bob's own lock comes to where bob waits: he has what he asked for.
@@ -473,7 +471,7 @@ TEST_F(HandOverTest, TheEndOfAString) {
   const Reply token = bob.Read();
   ASSERT_TRUE(token.IsInteger()) << token;
   const Command granted = Granted("job", "bob", token);
-  EXPECT_GT(std::stoll(granted[5]), end);
+  EXPECT_GT(NumbersOf(granted).since, end);
   EXPECT_EQ(ToldPlainly(), (Commands{{"DEL", "job"}, granted}));
   ExpectSameElsewhere();
 }

@@ -262,18 +262,17 @@ TEST(ModesAofTest, RewrittenHoldsOneFactForEachHolder) {
         client.Do("LOCK.ACQUIRE", "job", owner, "PX", lease, "SHARED", "LINGER", lease);
     ASSERT_TRUE(token.IsInteger()) << token;
     const Command told = LastInAof(server.dir());
-    ASSERT_EQ(told.size(), 10U);
-    EXPECT_EQ(std::stoll(told[6]) - std::stoll(told[5]), lease);
-    expected.push_back({"LOCK.FACT", "HELD", "job", owner, std::to_string(token.integer), told[5],
-                        told[6], "SHARED", "LINGER", std::to_string(lease)});
+    const int64_t since = NumbersOf(told).since;
+    expected.push_back(HeldCommand("job", owner, {token.integer, since, since + lease},
+                                   {"SHARED", "LINGER", std::to_string(lease)}));
     EXPECT_EQ(told, expected.back());
   }
+  HeldNumbers numbers = NumbersOf(expected[2]);
   EXPECT_EQ(client.Do("LOCK.ACQUIRE", "job", "a", "PX", kMinute, "SHARED", "REENTRANT"),
-            Reply::Int(std::stoll(expected[2][4])));
+            Reply::Int(numbers.token));
   const Command counted = LastInAof(server.dir());
-  expected[2][6] = counted.at(6);
-  expected[2][8] = "COUNT";
-  expected[2][9] = "2";
+  numbers.end = NumbersOf(counted).end;
+  expected[2] = HeldCommand("job", "a", numbers, {"SHARED", "COUNT", "2"});
   EXPECT_EQ(counted, expected[2]) << "and its linger is as it was last asked for";
   expected.push_back({"PEXPIREAT", "job", std::to_string(EndOf(client, "job"))});
   RewriteAof(server);
@@ -477,7 +476,7 @@ class ModesEndTest : public ModesReplicaTest {
   // The words of a fact that do not depend on tokens and time.
   static Command Gist(const Command& fact) {
     Command gist = fact;
-    if (gist.size() >= 7 && gist[1] == "HELD") gist.erase(gist.begin() + 4, gist.begin() + 7);
+    if (gist[0] == "LOCK.HELD" && NumbersOf(gist).token > 0) gist.erase(gist.begin() + 3);
     if (gist.size() == 4 && gist[1] == "EXPIRED") gist.pop_back();
     return gist;
   }
@@ -504,15 +503,13 @@ TEST_F(ModesEndTest, IsToldBeforeTheNextChange) {
     Owners left;
   };
   const std::vector<Next> changes = {
-      {{"LOCK.TOUCH", "job", "b", "PX", "60000"},
-       {"LOCK.FACT", "HELD", "job", "b", "SHARED"},
-       {"b", "c"}},
+      {{"LOCK.TOUCH", "job", "b", "PX", "60000"}, {"LOCK.HELD", "job", "b", "SHARED"}, {"b", "c"}},
       {{"LOCK.RELEASE", "job", "b"}, {"LOCK.RELEASE", "job", "b"}, {"c"}},
       {{"LOCK.ACQUIRE", "job", "b", "PX", "60000", "SHARED", "REENTRANT"},
-       {"LOCK.FACT", "HELD", "job", "b", "SHARED", "COUNT", "2"},
+       {"LOCK.HELD", "job", "b", "SHARED", "COUNT", "2"},
        {"b", "c"}},
       {{"LOCK.ACQUIRE", "job", "d", "PX", "60000", "SHARED", "LINGER", "5"},
-       {"LOCK.FACT", "HELD", "job", "d", "SHARED", "LINGER", "5"},
+       {"LOCK.HELD", "job", "d", "SHARED", "LINGER", "5"},
        {"b", "c", "d"}},
   };
   for (const auto& [command, told, left] : changes) {
@@ -532,7 +529,7 @@ TEST_F(ModesEndTest, IsToldWhenTheTtlIsSetBack) {
   EXPECT_EQ(ToldGist(), (Commands{{"PERSIST", "job"},
                                   {"MULTI"},
                                   {"LOCK.FACT", "EXPIRED", "job"},
-                                  {"LOCK.FACT", "HELD", "job", "c", "LIMIT"},
+                                  {"LOCK.HELD", "job", "c", "LIMIT"},
                                   {"EXEC"}}));
   AwaitHolders({"b", "c"});
 }
@@ -544,7 +541,7 @@ TEST_F(ModesEndTest, ItsOwnerIsAStranger) {
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "a"), Reply::Int(0));
   EXPECT_EQ(Told(), Commands{}) << "nothing has happened";
   Acquire("a");
-  EXPECT_EQ(ToldGist(), (Commands{{"LOCK.FACT", "HELD", "job", "a", "SHARED"}}))
+  EXPECT_EQ(ToldGist(), (Commands{{"LOCK.HELD", "job", "a", "SHARED"}}))
       << "the new hold takes the place of the old one";
   AwaitHolders({"b", "c", "a"});
 }
@@ -565,7 +562,7 @@ TEST_F(ModesEndTest, SeveralAreToldInOneFact) {
   EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "b", "PX", kMinute), Reply::Int(1));
   EXPECT_EQ(ToldGist(), (Commands{{"MULTI"},
                                   {"LOCK.FACT", "EXPIRED", "job"},
-                                  {"LOCK.FACT", "HELD", "job", "b", "SHARED"},
+                                  {"LOCK.HELD", "job", "b", "SHARED"},
                                   {"EXEC"}}))
       << "and not the one that still lingers";
   EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_expired"), "3") << "counted one by one";
@@ -584,7 +581,7 @@ TEST_F(ModesEndTest, OwnEndedHoldGoesWithTheOthers) {
   EXPECT_GT(Acquire("a"), first);
   EXPECT_EQ(ToldGist(), (Commands{{"MULTI"},
                                   {"LOCK.FACT", "EXPIRED", "job"},
-                                  {"LOCK.FACT", "HELD", "job", "a", "SHARED"},
+                                  {"LOCK.HELD", "job", "a", "SHARED"},
                                   {"EXEC"}}));
   EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_expired"), "2");
   AwaitHolders({"b", "a"});
@@ -610,7 +607,7 @@ TEST_F(ModesEndTest, AnUpgradeReplacesThem) {
   AwaitHolders({"b"});
   Told();
   Acquire("b", {});
-  EXPECT_EQ(ToldGist(), (Commands{{"LOCK.FACT", "HELD", "job", "b"}}));
+  EXPECT_EQ(ToldGist(), (Commands{{"LOCK.HELD", "job", "b"}}));
   AwaitHolders({"b"});
   EXPECT_EQ(client_.Do("LOCK.ACQUIRE", "job", "a", "PX", 1, "SHARED"), Reply::Nil());
 }
@@ -632,7 +629,7 @@ TEST_F(ModesEndTest, IsToldAtOnceWhenSomebodyWaits) {
   EXPECT_TRUE(waiter.Read().IsInteger());
   EXPECT_EQ(ToldGist(), (Commands{{"LOCK.RELEASE", "job", "b"},
                                   {"LOCK.RELEASE", "job", "c"},
-                                  {"LOCK.FACT", "HELD", "job", "w"}}));
+                                  {"LOCK.HELD", "job", "w"}}));
   AwaitHolders({"w"});
 }
 
@@ -649,7 +646,7 @@ TEST_F(ModesEndTest, IsToldForAWaiterThatComesLater) {
   EXPECT_EQ(told, (Commands{{"LOCK.FACT", "EXPIRED", "job"},
                             {"LOCK.RELEASE", "job", "b"},
                             {"LOCK.RELEASE", "job", "c"},
-                            {"LOCK.FACT", "HELD", "job", "w"}}));
+                            {"LOCK.HELD", "job", "w"}}));
   AwaitHolders({"w"});
 }
 
@@ -664,8 +661,7 @@ TEST_F(ModesEndTest, APermitIsHandedOn) {
   EXPECT_TRUE(waiter.Read().IsInteger());
   Commands told = ToldGist();
   std::erase_if(told, [](const Command& command) { return command.size() == 1; });
-  EXPECT_EQ(told, (Commands{{"LOCK.FACT", "EXPIRED", "job"},
-                            {"LOCK.FACT", "HELD", "job", "w", "LIMIT"}}));
+  EXPECT_EQ(told, (Commands{{"LOCK.FACT", "EXPIRED", "job"}, {"LOCK.HELD", "job", "w", "LIMIT"}}));
   AwaitHolders({"b", "c", "w"});
 }
 
@@ -747,15 +743,15 @@ TEST_F(ModesEndTest, SeveralLocksAtOnceAreToldOneByOne) {
                       "x", "y")
                   .IsInteger());
   EXPECT_EQ(ToldGist(), (Commands{{"MULTI"},
-                                  {"LOCK.FACT", "HELD", "job", "me", "SHARED"},
-                                  {"LOCK.FACT", "HELD", "x", "me", "SHARED"},
-                                  {"LOCK.FACT", "HELD", "y", "me", "SHARED"},
+                                  {"LOCK.HELD", "job", "me", "SHARED"},
+                                  {"LOCK.HELD", "x", "me", "SHARED"},
+                                  {"LOCK.HELD", "y", "me", "SHARED"},
                                   {"EXEC"}}));
   EXPECT_EQ(client_.Do("LOCK.TOUCH", "y", "me", "PX", kMinute, "ALSO", 2, "free", "job"),
             Reply::Int(2));
   EXPECT_EQ(ToldGist(), (Commands{{"MULTI"},
-                                  {"LOCK.FACT", "HELD", "y", "me", "SHARED"},
-                                  {"LOCK.FACT", "HELD", "job", "me", "SHARED"},
+                                  {"LOCK.HELD", "y", "me", "SHARED"},
+                                  {"LOCK.HELD", "job", "me", "SHARED"},
                                   {"EXEC"}}));
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me", "ALSO", 3, "x", "free", "y"), Reply::Int(3));
   EXPECT_EQ(Told(), (Commands{{"MULTI"},
@@ -820,7 +816,7 @@ TEST_F(ModesEndTest, TheEndOfASessionIsTold) {
                        "LINGER", kMinute)
                   .IsInteger());
   EXPECT_EQ(ToldGist().back(),
-            (Command{"LOCK.FACT", "HELD", "job", "lingers", "SHARED", "LINGER", "60000"}))
+            (Command{"LOCK.HELD", "job", "lingers", "SHARED", "LINGER", "60000"}))
       << "nothing about a session";
   const int64_t before = ServerNow(client_);
   session.reset();

@@ -117,8 +117,7 @@ TEST_F(PlainLockTest, ItsOwnerConvertsIt) {
     EXPECT_LE(end, after + 90000);
     const Commands facts = stream.Until(client_);
     ASSERT_EQ(facts.size(), 1U);
-    EXPECT_EQ(facts[0], (Command{"LOCK.FACT", "HELD", "job", owner, std::to_string(token),
-                                 std::to_string(end - 90000), std::to_string(end)}));
+    EXPECT_EQ(facts[0], HeldCommand("job", owner, {token, end - 90000, end}));
 
     // From now on it is like any lock, and the old way means "not yours".
     EXPECT_EQ(Do({"TYPE", "job"}), Reply::Status("turnstile"));

@@ -46,13 +46,7 @@ class ToldTest : public ::testing::Test {
 
   // The fact that `owner` holds `key` since `since` until the key's end.
   Command Held(const std::string& key, const std::string& owner, int64_t token, int64_t since) {
-    return {"LOCK.FACT",
-            "HELD",
-            key,
-            owner,
-            std::to_string(token),
-            std::to_string(since),
-            std::to_string(EndOf(client_, key))};
+    return HeldCommand(key, owner, {token, since, EndOf(client_, key)});
   }
 
   // When a lock was granted whose lease was a minute and has not been renewed.
@@ -117,7 +111,7 @@ TEST_F(ToldTest, NothingOfWhatWasRefused) {
   EXPECT_TRUE(client_.Do("LOCK.ACQUIRE", "list", "me", "PX", 5).IsError("WRONGTYPE"));
   EXPECT_TRUE(client_.Do("LOCK.RELEASE", "list", "me").IsError("WRONGTYPE"));
   EXPECT_TRUE(client_.Do("LOCK.FACT", "FLOOR", 5).IsError("ERR LOCK.FACT is internal"));
-  EXPECT_TRUE(client_.Do("LOCK.FACT", "HELD", "job", "you", 5, 1, 2).IsError("ERR LOCK.FACT"));
+  EXPECT_TRUE(client_.Do("LOCK.HELD", "job", "you", "5 1 2").IsError("ERR LOCK.HELD"));
   EXPECT_TRUE(client_.Do("COPY", "job", "copy").IsError("ERR"));
   EXPECT_EQ(client_.Do("LOCK.FENCE", "job"), Reply::Int(token));
   EXPECT_EQ(client_.Do("LOCK.FENCE", "job", token), Reply::Int(1));
@@ -196,7 +190,7 @@ TEST_F(ToldTest, WhatStrangersMayDoIsToldAsItIs) {
   client_.Do("RENAME", "job", "task");
   EXPECT_EQ(Told(), (Commands{{"RENAME", "job", "task"}}));
   client_.Do("LOCK.TOUCH", "task", "me", "PX", kMinute);
-  EXPECT_EQ(Told().at(0).at(4), std::to_string(token));
+  EXPECT_EQ(NumbersOf(Told().at(0)).token, token);
 }
 
 TEST_F(ToldTest, TransactionsAndScripts) {
@@ -211,10 +205,10 @@ TEST_F(ToldTest, TransactionsAndScripts) {
   Commands told = Told();
   ASSERT_EQ(told.size(), 5U);
   EXPECT_EQ(told.at(0), Command{"MULTI"});
-  EXPECT_EQ((Command{told.at(1).begin(), told.at(1).begin() + 4}),
-            (Command{"LOCK.FACT", "HELD", "job", "me"}));
-  EXPECT_GT(std::stoll(told.at(1).at(4)), before);
-  EXPECT_LT(std::stoll(told.at(1).at(4)), fence.integer);
+  const HeldNumbers first = NumbersOf(told.at(1));
+  EXPECT_EQ(told.at(1), HeldCommand("job", "me", first));
+  EXPECT_GT(first.token, before);
+  EXPECT_LT(first.token, fence.integer);
   EXPECT_EQ(told.at(2), (Command{"LOCK.RELEASE", "job", "me"}));
   EXPECT_EQ(told.at(3), Held("job", "you", fence.integer, SinceOf("job")));
   EXPECT_EQ(told.at(4), Command{"EXEC"});
@@ -231,9 +225,9 @@ TEST_F(ToldTest, TransactionsAndScripts) {
   ASSERT_TRUE(token.IsInteger()) << token;
   told = Told();
   ASSERT_EQ(told.size(), 5U);
-  const Command touched = Held("job", "me", token.integer, std::stoll(told.at(1).at(5)));
-  Command acquired = touched;
-  acquired[6] = std::to_string(std::stoll(told.at(1).at(5)) + kMinute);
+  const int64_t since = NumbersOf(told.at(1)).since;
+  const Command touched = Held("job", "me", token.integer, since);
+  const Command acquired = HeldCommand("job", "me", {token.integer, since, since + kMinute});
   EXPECT_EQ(told, (Commands{{"MULTI"}, acquired, {"SET", "work", "done"}, touched, {"EXEC"}}));
 }
 
@@ -242,20 +236,20 @@ TEST_F(ToldTest, EndOfALeaseIsTheRemovalOfTheKey) {
   ASSERT_TRUE(Eventually([&] { return client_.Do("DBSIZE") == Reply::Int(0); }));
   const Commands told = Told();
   ASSERT_EQ(told.size(), 2U);
-  EXPECT_EQ(told.at(0).at(4), std::to_string(token));
+  EXPECT_EQ(NumbersOf(told.at(0)).token, token);
   EXPECT_TRUE((told.at(1) == Command{"DEL", "job"} || told.at(1) == Command{"UNLINK", "job"}));
 }
 
 TEST_F(ToldTest, TheDatabaseOfTheKey) {
   client_.Do("SELECT", 3);
   MustAcquire(client_, "job", "me");
-  EXPECT_EQ(stream_.Next().at(2), "job");
+  EXPECT_EQ(stream_.Next().at(1), "job");
   EXPECT_EQ(stream_.db(), 3);
   // Also when the fact comes after the event loop has turned.
   client_.Do("PERSIST", "job");
   client_.Do("SELECT", 0);
   EXPECT_EQ(stream_.Next(), (Command{"PERSIST", "job"}));
-  EXPECT_EQ(stream_.Next().at(1), "HELD");
+  EXPECT_EQ(stream_.Next().at(0), "LOCK.HELD");
   EXPECT_EQ(stream_.db(), 3);
 }
 
@@ -503,9 +497,9 @@ TEST_F(ReplicaTest, AnswersOnlyWhatNeedsNoDecision) {
       script.insert(script.end(), command.begin(), command.end());
       EXPECT_TRUE(copy_.Do(script).IsError()) << command[0] << " " << read_only;
     }
-    const Commands facts = {{"LOCK.FACT", "HELD", "job", "you", "5", "1000", "7258118400000"},
-                            {"LOCK.FACT", "HELD", "free", "you", "5", "1000", "7258118400000"},
+    const Commands facts = {{"LOCK.FACT", "ENDED", "job", "you"},
                             {"LOCK.FACT", "FLOOR", "9007199254740991"},
+                            {"LOCK.HELD", "free", "you", "5 1000 7258118400000"},
                             {"LOCK.HELD", "job", "you", "5 1000 7258118400000"}};
     for (const Command& fact : facts) {
       const std::string refusal =

@@ -369,11 +369,11 @@ TEST(TokensTest, AtTheEndNothingNewIsGrantedAndWhatIsHeldStays) {
   Server server;
   server.Stop();
   std::ofstream aof(server.dir() + "/appendonly.aof", std::ios::binary);
-  for (const Command& command : Commands{
-           {"SELECT", "0"},
-           {"LOCK.FACT", "HELD", "held", "me", "1700000000000000", "1000", "7258118400000"},
-           {"LOCK.FACT", "HELD", "almost", "me", std::to_string(almost), "1000", "7258118400000"},
-           {"SET", "plain", "me"}}) {
+  for (const Command& command :
+       Commands{{"SELECT", "0"},
+                HeldCommand("held", "me", {1700000000000000, 1000, 7258118400000}),
+                HeldCommand("almost", "me", {almost, 1000, 7258118400000}),
+                {"SET", "plain", "me"}}) {
     aof << EncodeCommand(command);
   }
   aof.close();

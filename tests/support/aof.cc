@@ -32,20 +32,31 @@ std::vector<Command> ParseAof(const std::string& bytes) {
       const auto command = ParseReply(rest, Protocol::kResp2, &size);
       if (!command) throw ProtocolError("AOF ends inside a command: " + Quoted(rest));
       if (!command->IsArray()) throw ProtocolError("not a command: " + command->ToString());
-      commands.push_back(SpelledOut(command->Texts()));
+      commands.push_back(command->Texts());
     }
     rest.remove_prefix(size);
   }
   return commands;
 }
 
-Command SpelledOut(const Command& command) {
-  if (command.size() < 4 || command[0] != "LOCK.HELD") return command;
-  Command spelled = {"LOCK.FACT", "HELD", command[1], command[2]};
-  std::istringstream numbers(command[3]);
-  for (std::string number; std::getline(numbers, number, ' ');) spelled.push_back(number);
-  spelled.insert(spelled.end(), command.begin() + 4, command.end());
-  return spelled;
+Command HeldCommand(const std::string& key, const std::string& owner, const HeldNumbers& numbers,
+                    const Command& details) {
+  Command held = {"LOCK.HELD", key, owner,
+                  std::to_string(numbers.token) + ' ' + std::to_string(numbers.since) + ' ' +
+                      std::to_string(numbers.end)};
+  held.insert(held.end(), details.begin(), details.end());
+  return held;
+}
+
+HeldNumbers NumbersOf(const Command& held) {
+  HeldNumbers numbers;
+  if (held.size() >= 4 && held[0] == "LOCK.HELD") {
+    std::istringstream words(held[3]);
+    words >> numbers.token >> numbers.since >> numbers.end;
+    const Command details(held.begin() + 4, held.end());
+    if (held == HeldCommand(held[1], held[2], numbers, details)) return numbers;
+  }
+  throw ProtocolError("not LOCK.HELD: " + (held.empty() ? "nothing" : Quoted(held[0])));
 }
 
 std::vector<Command> ReadAof(const std::string& dir) {

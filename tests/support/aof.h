@@ -3,6 +3,7 @@
 #ifndef TURNSTILE_TESTS_SUPPORT_AOF_H_
 #define TURNSTILE_TESTS_SUPPORT_AOF_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -22,12 +23,21 @@ std::vector<Command> ReadAof(const std::string& dir);
 // The last of them; empty if there is none.
 Command LastInAof(const std::string& dir);
 
-// All commands in the bytes of one file, spelled out.
+// All commands in the bytes of one file.
 std::vector<Command> ParseAof(const std::string& bytes);
 
-// LOCK.HELD key owner "token since-ms end-ms" … as LOCK.FACT HELD key owner token since-ms end-ms
-// …, its older form, in which a test can name every number. Any other command stays as it is.
-Command SpelledOut(const Command& command);
+// The fact that somebody holds a lock, as it is told: LOCK.HELD key owner "token since-ms end-ms",
+// and behind it its details.
+struct HeldNumbers {
+  int64_t token = 0;
+  int64_t since = 0;
+  int64_t end = 0;
+};
+Command HeldCommand(const std::string& key, const std::string& owner, const HeldNumbers& numbers,
+                    const Command& details = {});
+
+// The numbers in it. Throws ProtocolError if the command is no such fact.
+HeldNumbers NumbersOf(const Command& held);
 
 }  // namespace turnstile::testing
 

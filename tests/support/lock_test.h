@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/aof.h"
 #include "support/client.h"
 #include "support/reply.h"
 #include "support/server.h"
@@ -91,13 +92,7 @@ inline int64_t EndOf(Client& client, std::string_view key) {
 inline Command GrantedFact(Client& client, const std::string& key, const std::string& owner,
                            const Reply& token) {
   const int64_t end = EndOf(client, key);
-  return {"LOCK.FACT",
-          "HELD",
-          key,
-          owner,
-          std::to_string(token.integer),
-          std::to_string(end - kMinute),
-          std::to_string(end)};
+  return HeldCommand(key, owner, {token.integer, end - kMinute, end});
 }
 
 // The whole reply of LOCK.INFO, in either version of the protocol, for a lock with this one holder.

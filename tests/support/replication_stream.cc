@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <string>
 
-#include "support/aof.h"
-
 namespace turnstile::testing {
 namespace {
 
@@ -73,7 +71,7 @@ Command ReplicationStream::Next(Milliseconds within) {
     }
     const Reply reply = connection_.ReadReply();
     if (!reply.IsArray()) throw ProtocolError("not a command: " + reply.ToString());
-    Command command = SpelledOut(reply.Texts());
+    Command command = reply.Texts();
     if (Is(command, "REPLCONF")) {
       Acknowledge();
     } else if (Is(command, "SELECT") && command.size() == 2) {

@@ -1,6 +1,5 @@
 // A replica that is not one: it asks the primary for a full sync, throws the data away and hands
-// out the commands that follow, one by one, as they came over the wire, but spelled out (see
-// aof.h).
+// out the commands that follow, one by one, as they came over the wire.
 //
 //   ReplicationStream stream(server.port());
 //   client.Do("LOCK.RELEASE", "job", "me");

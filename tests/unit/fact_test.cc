@@ -22,41 +22,48 @@ using namespace std::string_view_literals;
 using Words = std::vector<std::string_view>;
 
 constexpr std::string_view kRefusal =
-    "ERR not a fact: expected HELD key owner token since-ms end-ms [SHARED | LIMIT] [COUNT n] "
-    "[LINGER ms], ENDED key owner [UNDELIVERED], EXPIRED key before-ms, SESSION key at-ms owner "
-    "[owner ...], or FLOOR token";
+    "ERR not a fact: expected ENDED key owner [UNDELIVERED], EXPIRED key before-ms, SESSION key "
+    "at-ms owner [owner ...], or FLOOR token";
 constexpr std::string_view kHeldRefusal =
     "ERR not a fact: expected key owner \"token since-ms end-ms\" [SHARED | LIMIT] [COUNT n] "
     "[LINGER ms]";
 constexpr std::string_view kLast = "9007199254740991";    // 2^53 - 1
 constexpr std::string_view kBeyond = "9007199254740992";  // 2^53
 
-// Calls `act` with the words of LOCK.HELD that say the same as HELD key owner token since end ….
-template <typename Act>
-void InFewWords(const Words& words, Act act) {
-  const std::string numbers =
-      std::string(words[3]) + ' ' + std::string(words[4]) + ' ' + std::string(words[5]);
-  Words few = {words[1], words[2], numbers};
-  few.insert(few.end(), words.begin() + 6, words.end());
-  act(few);
+// The words of LOCK.HELD, with a word for each number; `Join` makes one of these.
+struct HeldWords {
+  std::string key = "key";
+  std::string owner = "owner";
+  std::string token = "42";
+  std::string since = "1000";
+  std::string end = "2000";
+  Words details;
+
+  std::string Join() const { return token + ' ' + since + ' ' + end; }
+};
+
+Parsed<HeldFact> ParseWords(const HeldWords& held, std::string_view numbers) {
+  Words words = {held.key, held.owner, numbers};
+  words.insert(words.end(), held.details.begin(), held.details.end());
+  return ParseHeldFact(words);
 }
 
-// In both forms, which must say the same.
-std::optional<HeldFact> ParseHeld(const Words& words) {
-  const auto parsed = ParseFact(words);
-  const auto* fact = std::get_if<Fact>(&parsed);
-  const auto* held = fact == nullptr ? nullptr : std::get_if<HeldFact>(fact);
-  if (held == nullptr) return std::nullopt;
-  InFewWords(words, [&](const Words& few) {
-    const auto parsed_few = ParseHeldFact(few);
-    const auto* same = std::get_if<HeldFact>(&parsed_few);
-    ASSERT_NE(same, nullptr) << testing::PrintToString(few);
-    EXPECT_EQ(same->key, held->key);
-    EXPECT_EQ(same->held.mode, held->held.mode);
-    EXPECT_EQ(same->held.hold, held->held.hold);
-    EXPECT_EQ(HeldNumbers(held->held.hold).text(), few[2]) << "as it is written";
-  });
-  return *held;
+// Of what is accepted; the key and the owner are views of `held`.
+std::optional<HeldFact> ParseHeld(const HeldWords& held) {
+  const std::string numbers = held.Join();
+  const auto parsed = ParseWords(held, numbers);
+  const auto* fact = std::get_if<HeldFact>(&parsed);
+  if (fact == nullptr) return std::nullopt;
+  EXPECT_EQ(HeldNumbers(fact->held.hold).text(), numbers) << "as it is written";
+  return *fact;
+}
+
+void ExpectHeldRefused(const HeldWords& held) {
+  const auto parsed = ParseWords(held, held.Join());
+  const auto* error = std::get_if<ParseError>(&parsed);
+  EXPECT_EQ(error == nullptr ? "(accepted)" : error->text, kHeldRefusal)
+      << testing::PrintToString(held.key) << " " << testing::PrintToString(held.owner) << " "
+      << testing::PrintToString(held.Join()) << " " << testing::PrintToString(held.details);
 }
 
 std::optional<EndedFact> ParseEnded(const Words& words) {
@@ -78,27 +85,6 @@ void ExpectRefused(const Words& words) {
   const auto* error = std::get_if<ParseError>(&parsed);
   EXPECT_EQ(error == nullptr ? "(accepted)" : error->text, kRefusal)
       << testing::PrintToString(words);
-  if (words.size() < 6 || words[0] != "HELD") return;
-  InFewWords(words, [](const Words& few) {
-    const auto parsed_few = ParseHeldFact(few);
-    const auto* error_few = std::get_if<ParseError>(&parsed_few);
-    EXPECT_EQ(error_few == nullptr ? "(accepted)" : error_few->text, kHeldRefusal)
-        << testing::PrintToString(few);
-  });
-}
-
-// A good HELD with one word replaced.
-Words HeldWith(size_t index, std::string_view word) {
-  Words words = {"HELD", "key", "owner", "42", "1000", "2000"};
-  words.at(index) = word;
-  return words;
-}
-
-// A good HELD with these details behind it.
-Words HeldPlus(const Words& details) {
-  Words words = {"HELD", "key", "owner", "42", "1000", "2000"};
-  words.insert(words.end(), details.begin(), details.end());
-  return words;
 }
 
 constexpr Hold kHold{.owner = Owner{"owner"},
@@ -126,8 +112,13 @@ const std::vector<std::string> kBadNumbers = {"",
                                               std::string(100, '9')};
 
 TEST(HeldFact, SaysWhoHoldsTheLock) {
-  const auto fact = ParseHeld(
-      {"HELD", "the key", "the owner", "1700000000000042", "1700000000000", "1700000030000"});
+  const HeldWords words{.key = "the key",
+                        .owner = "the owner",
+                        .token = "1700000000000042",
+                        .since = "1700000000000",
+                        .end = "1700000030000",
+                        .details = {}};
+  const auto fact = ParseHeld(words);
   ASSERT_TRUE(fact.has_value());
   EXPECT_EQ(fact->key, "the key");
   EXPECT_EQ(fact->held.mode, Mode::kExclusive);
@@ -137,40 +128,50 @@ TEST(HeldFact, SaysWhoHoldsTheLock) {
                                    .end = Instant{Millis{1'700'000'030'000}}}));
 }
 
-TEST(HeldFact, TakesAnyCaseAndAnyBytes) {
-  for (const std::string_view word : {"HELD", "held", "hElD"}) {
-    EXPECT_TRUE(ParseHeld(HeldWith(0, word)).has_value()) << word;
-  }
+TEST(HeldFact, TakesAnyBytes) {
+  HeldWords words;
   for (const std::string_view key : {""sv, "\0"sv, "\r\n"sv, "HELD"sv, "\xff\xfe"sv}) {
-    EXPECT_EQ(ParseHeld(HeldWith(1, key))->key, key);
+    words.key = key;
+    EXPECT_EQ(ParseHeld(words)->key, key);
   }
-  const std::string longest(256, '\xff');
-  for (const std::string_view owner : {std::string_view(longest), "\0"sv, " "sv, "FLOOR"sv}) {
-    EXPECT_EQ(ParseHeld(HeldWith(2, owner))->held.hold.owner, Owner{owner});
+  for (const std::string& owner : {std::string(256, '\xff'), "\0"s, " "s, "SHARED"s}) {
+    words.owner = owner;
+    EXPECT_EQ(ParseHeld(words)->held.hold.owner, Owner{owner});
   }
 }
 
+// Each number of LOCK.HELD in turn.
+constexpr std::string HeldWords::*kNumbers[] = {&HeldWords::token, &HeldWords::since,
+                                                &HeldWords::end};
+
 TEST(HeldFact, TakesTheEdgesOfEveryRange) {
-  EXPECT_EQ(ParseHeld(HeldWith(3, "1"))->held.hold.token, kMinToken);
-  EXPECT_EQ(ParseHeld(HeldWith(3, kLast))->held.hold.token, kMaxToken);
-  EXPECT_EQ(ParseHeld(HeldWith(4, "0"))->held.hold.since, kMinInstant);
-  EXPECT_EQ(ParseHeld(HeldWith(4, kLast))->held.hold.since, kMaxInstant);
-  EXPECT_EQ(ParseHeld(HeldWith(5, "0"))->held.hold.end, kMinInstant);
-  EXPECT_EQ(ParseHeld(HeldWith(5, kLast))->held.hold.end, kMaxInstant);
+  const auto with = [](std::string HeldWords::*number, std::string_view text) {
+    HeldWords words;
+    words.*number = text;
+    return ParseHeld(words)->held.hold;
+  };
+  EXPECT_EQ(with(&HeldWords::token, "1").token, kMinToken);
+  EXPECT_EQ(with(&HeldWords::token, kLast).token, kMaxToken);
+  EXPECT_EQ(with(&HeldWords::since, "0").since, kMinInstant);
+  EXPECT_EQ(with(&HeldWords::since, kLast).since, kMaxInstant);
+  EXPECT_EQ(with(&HeldWords::end, "0").end, kMinInstant);
+  EXPECT_EQ(with(&HeldWords::end, kLast).end, kMaxInstant);
 }
 
 TEST(HeldFact, Refuses) {
-  ExpectRefused(HeldWith(2, ""));
-  ExpectRefused(HeldWith(2, std::string(257, 'o')));
-  ExpectRefused(HeldWith(3, "0"));
-  for (const size_t number : {size_t{3}, size_t{4}, size_t{5}}) {
-    ExpectRefused(HeldWith(number, kBeyond));
-    ExpectRefused(HeldWith(number, "9223372036854775807"));
-    for (const std::string& bad : kBadNumbers) ExpectRefused(HeldWith(number, bad));
-  }
-  for (const std::string_view word : {""sv, "HEL"sv, "HELD "sv, "HELDX"sv, "HELD\0"sv, "FLOOR"sv,
-                                      "ENDED"sv, "RELEASED"sv, "FREED"sv}) {
-    ExpectRefused(HeldWith(0, word));
+  ExpectHeldRefused({.owner = "", .details = {}});
+  ExpectHeldRefused({.owner = std::string(257, 'o'), .details = {}});
+  ExpectHeldRefused({.token = "0", .details = {}});
+  for (std::string HeldWords::*const number : kNumbers) {
+    HeldWords words;
+    for (const std::string_view bad : {kBeyond, "9223372036854775807"sv}) {
+      words.*number = bad;
+      ExpectHeldRefused(words);
+    }
+    for (const std::string& bad : kBadNumbers) {
+      words.*number = bad;
+      ExpectHeldRefused(words);
+    }
   }
 }
 
@@ -190,7 +191,8 @@ TEST(HeldFact, HasItsNumbersInOneWord) {
   }
 }
 
-// --- The details of HELD: [SHARED | LIMIT] [COUNT n] [LINGER ms] --------------------------------
+// --- The details of LOCK.HELD: [SHARED | LIMIT] [COUNT n] [LINGER ms]
+// --------------------------------
 
 TEST(HeldDetails, SayModeCountAndLinger) {
   struct Case {
@@ -217,7 +219,8 @@ TEST(HeldDetails, SayModeCountAndLinger) {
   };
   for (const auto& [details, mode, count, linger] : cases) {
     SCOPED_TRACE(testing::PrintToString(details));
-    const auto fact = ParseHeld(HeldPlus(details));
+    const HeldWords words{.details = details};
+    const auto fact = ParseHeld(words);
     ASSERT_TRUE(fact.has_value());
     Hold expected = kHold;
     expected.count = count;
@@ -233,7 +236,8 @@ TEST(HeldDetails, ReadTheWordsThatAreWritten) {
   EXPECT_EQ(WordFor(Mode::kShared), "SHARED");
   EXPECT_EQ(WordFor(Mode::kLimit), "LIMIT");
   for (const Mode mode : {Mode::kShared, Mode::kLimit}) {
-    const auto fact = ParseHeld(HeldPlus({WordFor(mode), kCountWord, "7", kLingerWord, "8"}));
+    const HeldWords words{.details = {WordFor(mode), kCountWord, "7", kLingerWord, "8"}};
+    const auto fact = ParseHeld(words);
     ASSERT_TRUE(fact.has_value());
     EXPECT_EQ(fact->held.mode, mode);
     EXPECT_EQ(fact->held.hold.count, 7);
@@ -275,19 +279,19 @@ TEST(HeldDetails, RefuseEverythingElse) {
            {"REENTRANT"},
            {"2"},
        }) {
-    ExpectRefused(HeldPlus(details));
+    ExpectHeldRefused({.details = details});
   }
   for (const std::string& bad : kBadNumbers) {
-    ExpectRefused(HeldPlus({"COUNT", bad}));
-    ExpectRefused(HeldPlus({"LINGER", bad}));
+    ExpectHeldRefused({.details = {"COUNT", bad}});
+    ExpectHeldRefused({.details = {"LINGER", bad}});
   }
 }
 
 TEST(HeldDetails, DoNotExcuseABadHold) {
-  ExpectRefused({"HELD", "key", "", "42", "1000", "2000", "SHARED"});
-  ExpectRefused({"HELD", "key", "owner", "0", "1000", "2000", "SHARED"});
-  ExpectRefused({"HELD", "key", "owner", "42", "1000", "SHARED"});
-  ExpectRefused({"HELD", "key", "owner", "42", "1000", kBeyond, "LINGER", "5"});
+  ExpectHeldRefused({.owner = "", .details = {"SHARED"}});
+  ExpectHeldRefused({.token = "0", .details = {"SHARED"}});
+  ExpectHeldRefused({.end = "", .details = {"SHARED"}});
+  ExpectHeldRefused({.end = std::string(kBeyond), .details = {"LINGER", "5"}});
 }
 
 // --- ENDED --------------------------------------------------------------------------------------
@@ -409,20 +413,17 @@ TEST(FloorFact, Refuses) {
   ExpectRefused({"FLOOR", kBeyond});
   ExpectRefused({"FLOOR", "9223372036854775807"});
   for (const std::string& bad : kBadNumbers) ExpectRefused({"FLOOR", bad});
-  ExpectRefused({"HELD", "5"});
+  // Holds have a command of their own.
+  ExpectRefused({"HELD", "key", "owner", "42", "1000", "2000"});
+  ExpectRefused({"HELD", "key", "owner", "42 1000 2000"});
   ExpectRefused({"FLOORS", "5"});
   ExpectRefused({"5", "FLOOR"});
 }
 
 // A fact is exactly so many words: the wire is ours, nothing is left to guess.
 TEST(AnyFact, HasNeitherMoreNorFewerWords) {
-  const Words held = HeldWith(0, "HELD");
-  for (size_t size = 0; size < held.size(); ++size) {
-    ExpectRefused(Words(held.begin(), held.begin() + static_cast<std::ptrdiff_t>(size)));
-  }
-  Words more = held;
-  more.emplace_back("7");
-  ExpectRefused(more);
+  ExpectRefused({});
+  ExpectHeldRefused({.details = {"7"}});
   ExpectRefused({"FLOOR"});
   ExpectRefused({"FLOOR", "5", "5"});
   ExpectRefused({"FLOOR", "key", "owner", "42", "1000", "2000"});
@@ -431,7 +432,8 @@ TEST(AnyFact, HasNeitherMoreNorFewerWords) {
 // The strangers' bytes are not repeated in the refusal.
 TEST(AnyFact, RefusalIsOneFixedLine) {
   ExpectRefused({"\r\n+OK\r\n"sv});
-  ExpectRefused({"HELD", "\n", "\n", "\n", "\n", "\n"});
+  ExpectRefused({"ENDED", "\n", "\n", "\n"});
+  ExpectHeldRefused({.key = "\n", .owner = "\n", .token = "\n", .details = {"\n"}});
   ExpectRefused({std::string(size_t{10} << 20, '\n')});
 }
 

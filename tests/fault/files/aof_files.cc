@@ -57,18 +57,19 @@ struct StoredKey {
 using State = std::map<std::string, StoredKey>;
 
 void ApplyHeld(State& state, const Command& fact) {
-  StoredHold hold{.token = std::stoll(fact[4]), .end = std::stoll(fact[6])};
+  const HeldNumbers numbers = NumbersOf(fact);
+  StoredHold hold{.token = numbers.token, .end = numbers.end};
   std::string mode = "exclusive";
-  for (size_t i = 7; i < fact.size(); i++) {
+  for (size_t i = 4; i < fact.size(); i++) {
     if (fact[i] == "SHARED") mode = "shared";
     if (fact[i] == "LIMIT") mode = "limit";
     if (fact[i] == "COUNT") hold.count = std::stoll(fact[++i]);
     if (fact[i] == "LINGER") hold.linger = std::stoll(fact[++i]);
   }
-  StoredKey& key = state[fact[2]];
+  StoredKey& key = state[fact[1]];
   if (mode == "exclusive" || key.mode != mode) key = {};
   key.mode = mode;
-  key.holds[fact[3]] = hold;
+  key.holds[fact[2]] = hold;
 }
 
 void EndHold(State& state, const std::string& key, const std::string& owner) {
@@ -88,7 +89,7 @@ void EndExpired(State& state, const std::string& key, int64_t before) {
 
 void Apply(State& state, const Command& command) {
   const std::string& name = command[0];
-  if (name == "LOCK.FACT" && command[1] == "HELD") {
+  if (name == "LOCK.HELD") {
     ApplyHeld(state, command);
   } else if (name == "LOCK.FACT" && command[1] == "ENDED") {
     EndHold(state, command[2], command[3]);
@@ -161,7 +162,7 @@ std::vector<Written> ParseWritten(const std::string& bytes) {
     const auto command = ParseReply(rest, Protocol::kResp2, &size);
     Require(command.has_value() && command->IsArray(), "the file does not end with a command");
     rest.remove_prefix(size);
-    commands.push_back({bytes.size() - rest.size(), SpelledOut(command->Texts())});
+    commands.push_back({bytes.size() - rest.size(), command->Texts()});
   }
   return commands;
 }

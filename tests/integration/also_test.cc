@@ -1,4 +1,5 @@
-// ALSO: several locks under one token, or none.
+// ALSO: several locks under one token, or none. What it does in each mode is decided, and tested,
+// in the core.
 
 #include <gtest/gtest.h>
 
@@ -81,19 +82,6 @@ TEST_F(AlsoTest, OneTokenForAll) {
   EXPECT_GT(MustAcquire(client_, "b", "bob"), token);
 }
 
-TEST_F(AlsoTest, NothingIfOneIsTaken) {
-  for (const char* taken : {"a", "b", "c"}) {
-    SCOPED_TRACE(taken);
-    StartAfresh();
-    MustAcquire(client_, taken, "bob");
-    EXPECT_EQ(client_.Do(AcquiringAll({"a", "b", "c"}, "alice")), Reply::Nil());
-    EXPECT_EQ(client_.Do(AcquiringAll({"a", "b", "c"}, "alice", {"WAIT", "0"})), Reply::Nil());
-    EXPECT_EQ(client_.Do(AcquiringAll({"a", "b", "c"}, "alice", {"WAIT", "20"})), Reply::Nil());
-    EXPECT_EQ(client_.Do("DBSIZE"), Reply::Int(1));
-    EXPECT_EQ(WaitersNow(client_), "0");
-  }
-}
-
 TEST_F(AlsoTest, SixtyFourMore) {
   Names names;
   for (int i = 0; i < 65; i++) names.push_back("k" + std::to_string(i));
@@ -115,60 +103,7 @@ TEST_F(AlsoTest, SixtyFourMore) {
   EXPECT_EQ(client_.Do("DBSIZE"), Reply::Int(0));
 }
 
-TEST_F(AlsoTest, InEveryMode) {
-  const int64_t alice = MustObtain(client_, AcquiringAll({"a", "b"}, "alice", {"SHARED"}));
-  const int64_t bob = MustObtain(client_, AcquiringAll({"b", "c"}, "bob", {"SHARED"}));
-  EXPECT_EQ(HoldersOf(client_, "b"), (Owners{"alice", "bob"}));
-  EXPECT_EQ(client_.Do("LOCK.FENCE", "b", alice), Reply::Int(1));
-  EXPECT_EQ(client_.Do("LOCK.FENCE", "b", bob), Reply::Int(1));
-  EXPECT_EQ(client_.Do(AcquiringAll({"b", "d"}, "writer")), Reply::Nil());
-  EXPECT_EQ(client_.Do(AcquiringAll({"a", "b"}, "alice", {"SHARED", "REENTRANT"})),
-            Reply::Int(alice));
-  EXPECT_EQ(HoldOf(client_, "a", "alice").Field("count"), Reply::Int(2));
-  EXPECT_EQ(HoldOf(client_, "b", "alice").Field("count"), Reply::Int(2));
-  EXPECT_EQ(client_.Do(ReleasingAll({"a", "b"}, "alice")), Reply::Int(2));
-  EXPECT_EQ(HoldersOf(client_, "b"), (Owners{"alice", "bob"})) << "still counted";
-
-  MustObtain(client_, AcquiringAll({"x", "y"}, "alice", {"LIMIT", "2"}));
-  MustObtain(client_, AcquiringAll({"y", "z"}, "bob", {"LIMIT", "2"}));
-  EXPECT_EQ(client_.Do(AcquiringAll({"x", "y"}, "carol", {"LIMIT", "2"})), Reply::Nil());
-  EXPECT_EQ(HoldersOf(client_, "x"), Owners{"alice"});
-  MustObtain(client_, AcquiringAll({"x", "z"}, "carol", {"LIMIT", "2"}));
-}
-
-TEST_F(AlsoTest, DowngradeOfAll) {
-  const int64_t token = MustObtain(client_, AcquiringAll({"a", "b"}, "alice"));
-  Waiter bob = Waiter::Asking(server(), Acquiring("b", "bob", {"SHARED", "WAIT", "60000"}));
-  EXPECT_EQ(client_.Do(AcquiringAll({"a", "b"}, "alice", {"SHARED"})), Reply::Int(token));
-  EXPECT_TRUE(bob.Read().IsInteger());
-  EXPECT_EQ(ModeOf(client_, "a"), "shared");
-  EXPECT_EQ(ModeOf(client_, "b"), "shared");
-}
-
-// --- Asking again, releasing, touching --------------------------------------------------------
-
-TEST_F(AlsoTest, AskingAgain) {
-  const int64_t token = MustObtain(client_, AcquiringAll({"a", "b"}, "alice"));
-  Waiter bob(server(), "b", "bob");
-  EXPECT_EQ(client_.Do(AcquiringAll({"b", "a"}, "alice", {"WAIT", "1000"})), Reply::Int(token))
-      << "in any order, whoever waits";
-  const Reply some = Reply::Error(
-      "ERR this owner holds some of these locks, but not all: release them first, or ask for the "
-      "others alone");
-  const Reply before = client_.Do("DEBUG", "DIGEST");
-  EXPECT_EQ(client_.Do(AcquiringAll({"a", "c"}, "alice")), some);
-  EXPECT_EQ(client_.Do(AcquiringAll({"c", "a"}, "alice", {"WAIT", "1000"})), some);
-  EXPECT_EQ(client_.Do("DEBUG", "DIGEST"), before);
-  // One of them alone is still hers.
-  EXPECT_EQ(client_.Do(Acquiring("a", "alice", {})), Reply::Int(token));
-  const int64_t other = MustAcquire(client_, "c", "alice");
-  EXPECT_GT(other, token);
-  EXPECT_EQ(client_.Do(AcquiringAll({"a", "b", "c"}, "alice")),
-            Reply::Error("ERR this owner holds these locks under different tokens: release them "
-                         "first, or ask for each alone"));
-  EXPECT_EQ(client_.Do("LOCK.FENCE", "c"), Reply::Int(other));
-  EXPECT_EQ(client_.Do("LOCK.FENCE", "a"), Reply::Int(token));
-}
+// --- Releasing and touching, names and keys ---------------------------------------------------
 
 TEST_F(AlsoTest, ReleaseAndTouchCount) {
   MustObtain(client_, AcquiringAll({"a", "b"}, "alice"));
@@ -187,39 +122,6 @@ TEST_F(AlsoTest, ReleaseAndTouchCount) {
   EXPECT_EQ(HoldersOf(client_, "d"), Owners{"bob"});
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "a", "alice", "ALSO", 1, "c"), Reply::Int(0));
   EXPECT_EQ(client_.Do("LOCK.TOUCH", "a", "alice", "PX", 1, "ALSO", 1, "c"), Reply::Int(0));
-}
-
-TEST_F(AlsoTest, BadRequests) {
-  for (const Command& options : Commands{{"ALSO"},
-                                         {"ALSO", "1"},
-                                         {"ALSO", "0"},
-                                         {"ALSO", "0", "b"},
-                                         {"ALSO", "2", "b"},
-                                         {"ALSO", "-1", "b"},
-                                         {"ALSO", "01", "b"},
-                                         {"ALSO", "1.0", "b"},
-                                         {"ALSO", "x", "b"},
-                                         {"ALSO", "1", "b", "c"},
-                                         {"ALSO", "1", "b", "ALSO", "1", "c"},
-                                         {"ALSO", "99999999999999999999", "b"}}) {
-    for (const Command& begin : Commands{{"LOCK.ACQUIRE", "a", "alice", "PX", "1000"},
-                                         {"LOCK.RELEASE", "a", "alice"},
-                                         {"LOCK.TOUCH", "a", "alice", "PX", "1000"}}) {
-      Command command = begin;
-      command.insert(command.end(), options.begin(), options.end());
-      const Reply reply = client_.Do(command);
-      EXPECT_TRUE(reply.IsError("ERR ")) << begin[0] << " with " << options.size() << ": " << reply;
-    }
-  }
-  for (const Names& names : {Names{"a", "a"}, {"a", "b", "b"}, {"a", "b", "a"}}) {
-    EXPECT_EQ(
-        client_.Do(AcquiringAll(names, "alice")),
-        Reply::Error("ERR the key \"" + names.back() + "\" is named twice, name each lock once"));
-    EXPECT_TRUE(client_.Do(ReleasingAll(names, "alice")).IsError("ERR the key "));
-  }
-  EXPECT_TRUE(client_.Do("LOCK.FENCE", "a", "ALSO", 1, "b").IsError("ERR "));
-  EXPECT_TRUE(client_.Do("LOCK.INFO", "a", "ALSO", 1, "b").IsError("ERR "));
-  EXPECT_EQ(client_.Do("DBSIZE"), Reply::Int(0));
 }
 
 // Keys and owners may have the names of options, and any bytes.
@@ -305,28 +207,6 @@ TEST_F(AlsoTest, ThoseBehindMoveUp) {
   }
 }
 
-// Two clients pass one key of the set to and fro without a gap. Who waits for the set gets it as
-// soon as the other key is free, because those who come later stand behind.
-TEST_F(AlsoTest, TrafficOnOneKeyDoesNotStarveIt) {
-  MustAcquire(client_, "b", "zoe");
-  MustAcquire(client_, "a", "t0");
-  Waiter t1(server(), "a", "t1");
-  Waiter alice = WaitForAll({"b", "a"}, "alice");
-  Waiter t0(server(), "a", "t0 again");
-  Release("a", "t0");
-  EXPECT_TRUE(t1.Read().IsInteger()) << "came before";
-  Release("b", "zoe");
-  EXPECT_FALSE(alice.HasReply());
-  Waiter t2(server(), "a", "t2");
-  Release("a", "t1");
-  const Reply token = alice.Read();
-  ASSERT_TRUE(token.IsInteger()) << token;
-  ExpectHeld({"a", "b"}, "alice", token);
-  EXPECT_EQ(LineOf(client_, "a"), (Owners{"t0 again", "t2"}));
-  client_.Do(ReleasingAll({"a", "b"}, "alice"));
-  EXPECT_TRUE(t0.Read().IsInteger());
-}
-
 // The same under load: many who want one key, and one who wants them all, each again and again.
 TEST_F(AlsoTest, NobodyStarvesUnderLoad) {
   const Names names = {"a", "b", "c"};
@@ -363,59 +243,6 @@ TEST_F(AlsoTest, NobodyStarvesUnderLoad) {
   }
   EXPECT_EQ(sets, 100);
   EXPECT_LE(most, 12) << "each single at most twice between two sets";
-}
-
-// Sets that overlap are served in the order of arrival, those that do not are not in each other's
-// way.
-TEST_F(AlsoTest, SetsThatOverlap) {
-  MustAcquire(client_, "b", "zoe");
-  Waiter first = WaitForAll({"a", "b"}, "first");
-  Waiter second = WaitForAll({"b", "c"}, "second");
-  Waiter third = WaitForAll({"c", "d"}, "third");
-  EXPECT_EQ(LineOf(client_, "c"), (Owners{"second", "third"}));
-  MustObtain(client_, AcquiringAll({"x", "y"}, "other"));
-  EXPECT_TRUE(client_.Do(Acquiring("d", "late", {})).IsNil());
-  Release("b", "zoe");
-  EXPECT_TRUE(first.Read().IsInteger());
-  EXPECT_FALSE(second.HasReply());
-  EXPECT_FALSE(third.HasReply()) << "c and d are free, but second came before";
-  client_.Do(ReleasingAll({"a", "b"}, "first"));
-  EXPECT_TRUE(second.Read().IsInteger());
-  EXPECT_FALSE(third.HasReply());
-  client_.Do(ReleasingAll({"b", "c"}, "second"));
-  EXPECT_TRUE(third.Read().IsInteger());
-}
-
-// Readers of a set that stand together enter together; a reader waits for the set's writer.
-TEST_F(AlsoTest, SharedSets) {
-  MustAcquire(client_, "a", "zoe");
-  Waiter first = WaitForAll({"a", "b"}, "first", {"SHARED"});
-  // Not blocked by the other reader, who waits only for "a".
-  const int64_t token = MustObtain(client_, Acquiring("b", "reader", {"SHARED"}));
-  Waiter second = WaitForAll({"b", "a"}, "second", {"SHARED"});
-  EXPECT_EQ(client_.Do(Acquiring("b", "writer", {})), Reply::Nil());
-  // The reader of "b" is alone there; those who wait are readers too, who came before.
-  EXPECT_EQ(client_.Do(Acquiring("b", "reader", {})), Reply::Nil());
-  EXPECT_EQ(client_.Do("LOCK.FENCE", "b", token), Reply::Int(1));
-  Release("a", "zoe");
-  EXPECT_TRUE(first.Read().IsInteger());
-  EXPECT_TRUE(second.Read().IsInteger());
-  EXPECT_EQ(HoldersOf(client_, "a"), (Owners{"first", "second"}));
-  EXPECT_EQ(HoldersOf(client_, "b"), (Owners{"reader", "first", "second"}));
-}
-
-// Permits that are waited for by those ahead are kept free for them.
-TEST_F(AlsoTest, LimitedSets) {
-  MustAcquire(client_, "a", "zoe");
-  Waiter first = WaitForAll({"a", "b"}, "first", {"LIMIT", "2"});
-  MustObtain(client_, Acquiring("b", "second", {"LIMIT", "2"}));
-  EXPECT_EQ(client_.Do(Acquiring("b", "third", {"LIMIT", "2"})), Reply::Nil())
-      << "the second permit is for who came first";
-  EXPECT_EQ(client_.Do(Acquiring("b", "third", {"LIMIT", "3"})), Reply::Nil())
-      << "held to the limit of who came first";
-  Release("a", "zoe");
-  EXPECT_TRUE(first.Read().IsInteger());
-  EXPECT_EQ(HoldersOf(client_, "b"), (Owners{"second", "first"}));
 }
 
 TEST_F(AlsoTest, WhenLeasesEnd) {
@@ -508,29 +335,6 @@ TEST_F(AlsoTest, DeadlockOfTwoSets) {
   EXPECT_EQ(LineOf(client_, "b"), Owners{});
   EXPECT_EQ(client_.Do(ReleasingAll({"c", "d"}, "bob")), Reply::Int(2));
   EXPECT_TRUE(alice.Read().IsInteger());
-}
-
-// The holder of one key asks for another that is free, but promised to who waits for both.
-TEST_F(AlsoTest, DeadlockOverAFreeKey) {
-  MustAcquire(client_, "a", "zoe");
-  Waiter alice = WaitForAll({"a", "b"}, "alice");
-  EXPECT_EQ(client_.Do(AcquireWaiting("b", "zoe")),
-            Reply::Error("DEADLOCK waiting for \"b\" would close the cycle zoe -> \"b\" -> alice "
-                         "-> \"a\" -> zoe"));
-  EXPECT_EQ(client_.Do(Acquiring("b", "zoe", {})), Reply::Nil());
-  Release("a", "zoe");
-  EXPECT_TRUE(alice.Read().IsInteger());
-}
-
-// Sets that are asked for in opposite orders are no deadlock: nothing is held while they wait.
-TEST_F(AlsoTest, OppositeOrdersAreNoDeadlock) {
-  MustAcquire(client_, "a", "zoe");
-  Waiter alice = WaitForAll({"a", "b"}, "alice");
-  Waiter bob = WaitForAll({"b", "a"}, "bob");
-  Release("a", "zoe");
-  EXPECT_TRUE(alice.Read().IsInteger());
-  client_.Do(ReleasingAll({"a", "b"}, "alice"));
-  EXPECT_TRUE(bob.Read().IsInteger());
 }
 
 // --- Other keys -------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
-// SHARED, LIMIT and REENTRANT: who holds a lock together with whom, who waits for whom, and that
-// nobody is ever inside who must not be.
+// SHARED, LIMIT and REENTRANT on a server: one pass of each, what leases and connections do to
+// them, and that nobody is ever inside who must not be. Who may hold a lock beside whom is decided,
+// and tested, in the core.
 
 #include <gtest/gtest.h>
 
@@ -10,7 +11,6 @@
 #include <iostream>
 #include <memory>
 #include <random>
-#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -93,27 +93,6 @@ TEST_F(ModesTest, ReadersTogether) {
   EXPECT_GT(Must("writer", kExclusive), carol);
 }
 
-TEST_F(ModesTest, AWriterIsAlone) {
-  Must("writer", kExclusive);
-  EXPECT_EQ(Ask("reader", kShared), Reply::Nil());
-  EXPECT_EQ(Ask("permit", Limit(100)), Reply::Nil());
-  EXPECT_EQ(Ask("other", kExclusive), Reply::Nil());
-  EXPECT_EQ(HoldersOf(client_, "job"), Owners{"writer"});
-}
-
-TEST_F(ModesTest, TouchAndReleaseAreTheReadersOwn) {
-  const int64_t alice = Must("alice", kShared);
-  Must("bob", kShared, 50000);
-  EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "bob", "PX", 20000), Reply::Int(1));
-  EXPECT_LE(LeaseLeft("bob"), 20000);
-  EXPECT_GT(LeaseLeft("alice"), 50000);
-  EXPECT_EQ(Ask("alice", kShared, 10000), Reply::Int(alice));
-  EXPECT_LE(client_.Do("PTTL", "job").integer, 20000) << "both are shorter now";
-  EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "stranger", "PX", 1), Reply::Int(0));
-  EXPECT_EQ(Release("stranger"), Reply::Int(0));
-  EXPECT_EQ(HoldersOf(client_, "job"), (Owners{"alice", "bob"}));
-}
-
 TEST_F(ModesTest, NeitherReadersNorWritersStarve) {
   const int64_t first = Must("reader 1", kShared);
   Waiter writer = Wait("writer 1", kExclusive);
@@ -140,36 +119,6 @@ TEST_F(ModesTest, NeitherReadersNorWritersStarve) {
   EXPECT_TRUE(last.Read().IsInteger());
   Release("writer 2");
   EXPECT_TRUE(late.Read().IsInteger());
-}
-
-TEST_F(ModesTest, ReadersThatStandTogetherEnterTogether) {
-  Must("writer", kExclusive);
-  std::vector<Waiter> readers;
-  for (int i = 0; i < 20; i++) readers.push_back(Wait("reader " + std::to_string(i), kShared));
-  Waiter next = Wait("next writer", kExclusive);
-  Waiter behind = Wait("behind", kShared);
-  Release("writer");
-  int64_t last = 0;
-  for (Waiter& reader : readers) {
-    const Reply token = reader.Read();
-    EXPECT_GT(token.integer, last) << token;
-    last = token.integer;
-  }
-  EXPECT_EQ(HoldersOf(client_, "job").size(), 20U);
-  EXPECT_EQ(LineOf(client_, "job"), (Owners{"next writer", "behind"}));
-  // The writer gives up: who stands behind it joins the others.
-  next.Close();
-  EXPECT_TRUE(behind.Read().IsInteger());
-  EXPECT_EQ(HoldersOf(client_, "job").size(), 21U);
-}
-
-TEST_F(ModesTest, AReadersLeaseEnds) {
-  Must("alice", kShared, 50);
-  const int64_t bob = Must("bob", kShared);
-  ASSERT_TRUE(Eventually([&] { return HoldersOf(client_, "job") == Owners{"bob"}; }));
-  EXPECT_EQ(Release("alice"), Reply::Int(0));
-  EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "alice", "PX", 1), Reply::Int(0));
-  EXPECT_GT(Must("alice", kShared), bob) << "she is a stranger";
 }
 
 // The last of the leases lets the writer in, and nothing before.
@@ -199,28 +148,6 @@ TEST_F(ModesTest, UpgradeOfTheOnlyReader) {
   EXPECT_EQ(client_.Do("EXISTS", "job"), Reply::Int(0));
 }
 
-// A reader whose lease is over is no company.
-TEST_F(ModesTest, UpgradeBesideAnEndedHold) {
-  Must("bob", kShared, 20);
-  const int64_t shared = Must("alice", kShared);
-  ASSERT_TRUE(Eventually([&] { return HoldersOf(client_, "job") == Owners{"alice"}; }));
-  EXPECT_GT(Must("alice", kExclusive), shared);
-  EXPECT_EQ(Release("bob"), Reply::Int(0));
-  EXPECT_EQ(HoldersOf(client_, "job"), Owners{"alice"});
-}
-
-TEST_F(ModesTest, NoUpgradeBesideOthers) {
-  const int64_t alice = Must("alice", kShared, 50000);
-  Must("bob", kShared);
-  const Reply before = client_.Do("DEBUG", "DIGEST-VALUE", "job");
-  EXPECT_EQ(Ask("alice", kExclusive), Reply::Nil());
-  EXPECT_EQ(Ask("alice", {"WAIT", "0"}), Reply::Nil());
-  EXPECT_EQ(Ask("alice", {"WAIT", "30"}), Reply::Nil());
-  EXPECT_EQ(client_.Do("DEBUG", "DIGEST-VALUE", "job"), before) << "null means still shared";
-  EXPECT_EQ(Fence(alice), Reply::Int(1));
-  EXPECT_EQ(WaitersNow(client_), "0");
-}
-
 TEST_F(ModesTest, UpgradesAheadOfThoseItBlocks) {
   const int64_t alice = Must("alice", kShared, 50000);
   Must("bob", kShared);
@@ -245,17 +172,6 @@ TEST_F(ModesTest, UpgradesAheadOfThoseItBlocks) {
   EXPECT_TRUE(dave.Read().IsInteger());
 }
 
-// Nobody else holds it, but a writer waits: behind him she would wait for herself.
-TEST_F(ModesTest, UpgradeOfTheOnlyReaderPastAWriter) {
-  const int64_t shared = Must("alice", kShared);
-  Waiter writer = Wait("writer", kExclusive);
-  EXPECT_GT(Must("alice", kExclusive), shared);
-  EXPECT_EQ(ModeOf(client_, "job"), "exclusive");
-  EXPECT_FALSE(writer.HasReply());
-  Release("alice");
-  EXPECT_TRUE(writer.Read().IsInteger());
-}
-
 TEST_F(ModesTest, AnUpgradeThatTimesOut) {
   const int64_t alice = Must("alice", kShared);
   Must("bob", kShared);
@@ -266,22 +182,6 @@ TEST_F(ModesTest, AnUpgradeThatTimesOut) {
   EXPECT_TRUE(reader.Read().IsInteger());
   EXPECT_EQ(HoldersOf(client_, "job"), (Owners{"alice", "bob", "reader"}));
   EXPECT_EQ(Fence(alice), Reply::Int(1));
-}
-
-// The place in line stays, though what it was given for is gone.
-TEST_F(ModesTest, TheLeaseOfAnUpgraderEndsFirst) {
-  const int64_t alice = Must("alice", kShared, 500);
-  Must("bob", kShared);
-  Waiter carol = Wait("carol", kExclusive);
-  Waiter upgrade = Wait("alice", kExclusive);
-  ASSERT_TRUE(Eventually([&] { return HoldersOf(client_, "job") == Owners{"bob"}; }));
-  EXPECT_EQ(LineOf(client_, "job"), (Owners{"alice", "carol"}));
-  EXPECT_FALSE(upgrade.HasReply());
-  Release("bob");
-  EXPECT_GT(upgrade.Read().integer, alice);
-  EXPECT_FALSE(carol.HasReply());
-  Release("alice");
-  EXPECT_TRUE(carol.Read().IsInteger());
 }
 
 // To give up the shared hold is to give up the upgrade too.
@@ -295,33 +195,6 @@ TEST_F(ModesTest, ReleaseByAnUpgraderEndsItsWait) {
   EXPECT_EQ(LineOf(client_, "job"), Owners{"carol"});
   Release("bob");
   EXPECT_TRUE(carol.Read().IsInteger());
-}
-
-// Both were to wait for the other to leave.
-TEST_F(ModesTest, TwoUpgradersAreADeadlock) {
-  Must("alice", kShared);
-  const int64_t bob = Must("bob", kShared);
-  Waiter upgrade = Wait("alice", kExclusive);
-  EXPECT_EQ(Ask("bob", Waiting(kExclusive)),
-            Reply::Error("DEADLOCK waiting for \"job\" would close the cycle bob -> \"job\" -> "
-                         "alice -> \"job\" -> bob"));
-  EXPECT_EQ(Ask("bob", kExclusive), Reply::Nil()) << "one try is no wait";
-  EXPECT_EQ(Fence(bob), Reply::Int(1)) << "he still holds it";
-  EXPECT_EQ(Release("bob"), Reply::Int(1));
-  EXPECT_TRUE(upgrade.Read().IsInteger());
-}
-
-// A newer call of the upgrader takes over its place.
-TEST_F(ModesTest, AnUpgradeIsAskedForTwice) {
-  Must("alice", kShared);
-  Must("bob", kShared);
-  Waiter older = Wait("alice", kExclusive);
-  Waiter carol = Wait("carol", kExclusive);
-  Waiter newer = Wait("alice", kExclusive);
-  EXPECT_TRUE(older.Read().IsError("UNBLOCKED "));
-  EXPECT_EQ(LineOf(client_, "job"), (Owners{"alice", "carol"}));
-  Release("bob");
-  EXPECT_TRUE(newer.Read().IsInteger());
 }
 
 // alice waits to be upgraded; bob releases, and about that time her waiting connection is killed.
@@ -399,18 +272,6 @@ TEST_F(ModesTest, DowngradeLetsTheReadersIn) {
   EXPECT_FALSE(writer.HasReply());
 }
 
-TEST_F(ModesTest, DowngradeBeforeAWriter) {
-  const int64_t alice = Must("alice", kExclusive);
-  Waiter writer = Wait("writer", kExclusive);
-  Waiter reader = Wait("reader", kShared);
-  EXPECT_EQ(Ask("alice", Waiting(kShared)), Reply::Int(alice)) << "at once, whoever waits";
-  EXPECT_EQ(LineOf(client_, "job"), (Owners{"writer", "reader"}));
-  // And back, past the writer, whom she blocks.
-  EXPECT_GT(Must("alice", kExclusive), alice);
-  EXPECT_FALSE(writer.HasReply());
-  EXPECT_FALSE(reader.HasReply());
-}
-
 // --- LIMIT ------------------------------------------------------------------------------------
 
 TEST_F(ModesTest, SoManyPermits) {
@@ -434,61 +295,6 @@ TEST_F(ModesTest, SoManyPermits) {
   EXPECT_EQ(HoldersOf(client_, "job"), (Owners{"alice", "carol", "dave"}));
   for (const char* owner : {"alice", "carol", "dave"}) EXPECT_EQ(Release(owner), Reply::Int(1));
   EXPECT_EQ(client_.Do("LOCK.INFO", "job"), Reply::Nil());
-}
-
-// The lock does not keep n: each request is judged by its own.
-TEST_F(ModesTest, EachRequestByItsOwnLimit) {
-  Must("alice", Limit(1));
-  EXPECT_EQ(Ask("bob", Limit(1)), Reply::Nil());
-  const int64_t bob = Must("bob", Limit(5));
-  EXPECT_EQ(Ask("carol", Limit(2)), Reply::Nil());
-  Must("carol", Limit(3));
-  EXPECT_EQ(Ask("dave", Limit(3)), Reply::Nil());
-  // Who holds a permit keeps it, whatever n it names.
-  EXPECT_EQ(Ask("bob", Limit(1), 30000), Reply::Int(bob));
-  EXPECT_LE(LeaseLeft("bob"), 30000);
-  Waiter dave = Wait("dave", Limit(2));
-  EXPECT_EQ(Ask("bob", Limit(1)), Reply::Int(bob)) << "also when others wait";
-  EXPECT_EQ(HoldersOf(client_, "job"), (Owners{"alice", "bob", "carol"}));
-  Release("alice");
-  EXPECT_EQ(LineOf(client_, "job"), Owners{"dave"}) << "two are too many for a limit of 2";
-  Release("carol");
-  EXPECT_TRUE(dave.Read().IsInteger());
-}
-
-TEST_F(ModesTest, ALargeLimitDoesNotOvertakeASmallOne) {
-  Must("alice", Limit(3));
-  Must("bob", Limit(3));
-  Must("carol", Limit(3));
-  Waiter small = Wait("small", Limit(2));
-  EXPECT_EQ(Ask("large", Limit(100)), Reply::Nil()) << "there would be room, but somebody waits";
-  Waiter large = Wait("large", Limit(100));
-  Waiter larger = Wait("larger", Limit(100));
-  EXPECT_EQ(LineOf(client_, "job"), (Owners{"small", "large", "larger"}));
-  Release("alice");
-  EXPECT_EQ(LineOf(client_, "job"), (Owners{"small", "large", "larger"}));
-  Release("bob");
-  // Those behind the small one are now judged by their own n.
-  EXPECT_TRUE(small.Read().IsInteger());
-  EXPECT_TRUE(large.Read().IsInteger());
-  EXPECT_TRUE(larger.Read().IsInteger());
-  EXPECT_EQ(HoldersOf(client_, "job"), (Owners{"carol", "small", "large", "larger"}));
-}
-
-TEST_F(ModesTest, PermitsAndOtherModesTakeTurns) {
-  Must("alice", Limit(2));
-  Waiter writer = Wait("writer", kExclusive);
-  Waiter bob = Wait("bob", Limit(2));
-  Waiter reader = Wait("reader", kShared);
-  EXPECT_EQ(Ask("carol", Limit(2)), Reply::Nil()) << "a writer came first";
-  EXPECT_FALSE(bob.HasReply());
-  Release("alice");
-  EXPECT_TRUE(writer.Read().IsInteger());
-  Release("writer");
-  EXPECT_TRUE(bob.Read().IsInteger());
-  EXPECT_EQ(LineOf(client_, "job"), Owners{"reader"});
-  Release("bob");
-  EXPECT_TRUE(reader.Read().IsInteger());
 }
 
 // One try after the other: refused in the last millisecond of the lease, granted in the next.
@@ -542,57 +348,6 @@ TEST_F(ModesTest, AWaiterGetsAPermitWithinMilliseconds) {
   EXPECT_LE(late_ms[late_ms.size() / 2], 5);
 }
 
-TEST_F(ModesTest, BadLimits) {
-  for (const std::string value : {"0", "-1", "+1", "01", "1.5", "", "x", "100001", "1e2", " 1"}) {
-    EXPECT_EQ(Ask("alice", {"LIMIT", value}),
-              Reply::Error("ERR LIMIT must be a whole number from 1 to 100000 in plain digits, "
-                           "not " +
-                           Quoted(value)));
-  }
-  for (const Command& options : Commands{{"LIMIT"},
-                                         {"LIMIT", "1", "LIMIT", "1"},
-                                         {"LIMIT", "1", "SHARED"},
-                                         {"SHARED", "LIMIT", "1"},
-                                         {"SHARED", "SHARED"},
-                                         {"REENTRANT", "REENTRANT"},
-                                         {"LIMIT", "1", "REENTRANT"}}) {
-    const Reply reply = Ask("alice", options);
-    EXPECT_TRUE(reply.IsError("ERR syntax error")) << reply;
-  }
-  EXPECT_EQ(client_.Do("DBSIZE"), Reply::Int(0));
-  Must("alice", {"limit", "100000"});
-  EXPECT_EQ(ModeOf(client_, "job"), "limit");
-}
-
-// Others may always make room among permits, so nobody is refused for waiting for one; the waits'
-// time-outs answer. But whoever must be alone waits for each holder.
-TEST_F(ModesTest, DeadlocksOfPermits) {
-  MustAcquire(client_, "x", "carol");
-  Must("alice", Limit(2));
-  Must("bob", Limit(2));
-  Waiter alice = Wait("alice", kExclusive, "x");
-  Waiter bob = Wait("bob", kExclusive, "x");
-  const Reply refused = Ask("carol", Waiting(Limit(1)));
-  EXPECT_EQ(refused, Reply::Error("DEADLOCK waiting for \"job\" would close the cycle carol -> "
-                                  "\"job\" -> alice -> \"x\" -> carol"));
-  Waiter carol = Wait("carol", Limit(2));
-  Release("bob");
-  EXPECT_TRUE(carol.Read().IsInteger());
-}
-
-// B fits beside A as soon as P leaves, though A stands ahead with a limit of one.
-TEST_F(ModesTest, NoDeadlockBehindASmallerLimit) {
-  MustAcquire(client_, "x", "P");
-  MustAcquire(client_, "y", "B");
-  Waiter first = Wait("A", Limit(1), "x");
-  Waiter second = Wait("A", kExclusive, "y");
-  Waiter behind = Wait("B", Limit(2), "x");
-  client_.Do("LOCK.RELEASE", "x", "P");
-  EXPECT_TRUE(first.Read().IsInteger());
-  EXPECT_TRUE(behind.Read().IsInteger());
-  EXPECT_FALSE(second.HasReply());
-}
-
 // A newer call takes over the place of an older one, but must not wait where a first call could
 // not: with a limit of one it needs those to leave who wait for its owner.
 TEST_F(ModesTest, ANewerCallWithASmallerLimit) {
@@ -606,52 +361,6 @@ TEST_F(ModesTest, ANewerCallWithASmallerLimit) {
   EXPECT_EQ(newer, direct);
   EXPECT_FALSE(older.HasReply()) << "what was refused has changed nothing";
   EXPECT_EQ(LineOf(client_, "job"), Owners{"alice"});
-}
-
-TEST_F(ModesTest, AThousandPermits) {
-  constexpr size_t kPermits = 1000;
-  constexpr size_t kConnections = 4;
-  std::vector<RawConnection> connections;
-  for (size_t i = 0; i < kConnections; i++) connections.push_back(server().ConnectRaw());
-  const auto owner = [](size_t i) { return "owner " + std::to_string(i); };
-  std::array<Commands, kConnections> commands;
-  for (size_t i = 0; i < kPermits; i++) {
-    commands.at(i % kConnections).push_back(Acquiring("job", owner(i), Limit(kPermits)));
-  }
-  for (size_t i = 0; i < kConnections; i++) SendAtOnce(connections[i], commands.at(i));
-  std::set<int64_t> tokens;
-  for (size_t i = 0; i < kConnections; i++) {
-    for (const Reply& reply : ReadReplies(connections[i], commands.at(i).size())) {
-      ASSERT_TRUE(reply.IsInteger()) << reply;
-      tokens.insert(reply.integer);
-    }
-  }
-  EXPECT_EQ(tokens.size(), kPermits) << "each has its own";
-  EXPECT_EQ(client_.Do("LOCK.FENCE", "job"), Reply::Int(*tokens.rbegin()));
-  EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("holding"), Reply::Int(kPermits));
-
-  EXPECT_EQ(Ask("one more", Limit(kPermits)), Reply::Nil());
-  Waiter one_more = Wait("one more", Limit(kPermits));
-  EXPECT_EQ(Release(owner(500)), Reply::Int(1));
-  EXPECT_GT(one_more.Read().integer, *tokens.rbegin());
-  EXPECT_EQ(Ask(owner(500), Limit(kPermits)), Reply::Nil());
-  EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("holding"), Reply::Int(kPermits));
-
-  // Half of them release, the others' leases end.
-  Commands ends;
-  for (size_t i = 0; i < kPermits; i++) {
-    if (i % 2 == 0) {
-      ends.push_back({"LOCK.RELEASE", "job", owner(i)});
-    } else {
-      ends.push_back({"LOCK.TOUCH", "job", owner(i), "PX", "1"});
-    }
-  }
-  int64_t ended = 0;
-  for (const Reply& reply : DoAtOnce(connections[0], ends)) ended += reply.integer;
-  EXPECT_EQ(ended, static_cast<int64_t>(kPermits) - 1) << "but for owner 500, who had left";
-  ASSERT_TRUE(Eventually([&] { return HoldersOf(client_, "job") == Owners{"one more"}; }));
-  EXPECT_EQ(Release("one more"), Reply::Int(1));
-  EXPECT_EQ(client_.Do("DBSIZE"), Reply::Int(0));
 }
 
 // --- REENTRANT --------------------------------------------------------------------------------
@@ -682,90 +391,7 @@ TEST_F(ModesTest, CountedHolds) {
   EXPECT_EQ(CountOf("bob"), 1);
 }
 
-TEST_F(ModesTest, ANewHoldIsCountedAnew) {
-  Must("alice", {"REENTRANT"});
-  Must("alice", {"REENTRANT"}, 20);
-  ASSERT_TRUE(Eventually([&] { return client_.Do("LOCK.INFO", "job").IsNil(); }));
-  EXPECT_EQ(Release("alice"), Reply::Int(0)) << "whatever its count, it is over";
-  Must("alice", {"REENTRANT"});
-  EXPECT_EQ(CountOf("alice"), 1);
-  client_.Do("DEL", "job");
-  // Also beside others, where the ended hold may still be stored.
-  Must("bob", kShared);
-  Must("alice", {"SHARED", "REENTRANT"});
-  Must("alice", {"SHARED", "REENTRANT"}, 20);
-  ASSERT_TRUE(Eventually([&] { return HoldersOf(client_, "job") == Owners{"bob"}; }));
-  Must("alice", {"SHARED", "REENTRANT"});
-  EXPECT_EQ(CountOf("alice"), 1);
-}
-
-TEST_F(ModesTest, UpgradeAndDowngradeKeepTheCount) {
-  const int64_t shared = Must("alice", {"SHARED", "REENTRANT"});
-  EXPECT_EQ(Must("alice", {"REENTRANT", "SHARED"}), shared);
-  const int64_t exclusive = Must("alice", kExclusive);
-  EXPECT_GT(exclusive, shared);
-  EXPECT_EQ(CountOf("alice"), 2);
-  EXPECT_EQ(Must("alice", {"REENTRANT"}), exclusive);
-  EXPECT_EQ(Must("alice", kShared), exclusive);
-  EXPECT_EQ(CountOf("alice"), 3);
-  Must("bob", {"SHARED", "REENTRANT"});
-  EXPECT_EQ(CountOf("bob"), 1) << "each has its own count";
-  for (int i = 0; i < 3; i++) EXPECT_EQ(Release("alice"), Reply::Int(1));
-  EXPECT_EQ(HoldersOf(client_, "job"), Owners{"bob"});
-}
-
-TEST_F(ModesTest, TheServersMemoryOfCounts) {
-  Must("alice", {"REENTRANT"});
-  const int64_t token = Must("alice", {"REENTRANT"});
-  EXPECT_EQ(client_.Do("DEBUG", "RELOAD"), Reply::Ok());
-  EXPECT_EQ(CountOf("alice"), 2);
-  EXPECT_EQ(Must("alice", {"REENTRANT"}), token);
-  for (int i = 0; i < 3; i++) EXPECT_EQ(Release("alice"), Reply::Int(1));
-  EXPECT_EQ(Release("alice"), Reply::Int(0));
-}
-
-// --- Changes of mode, LOCK.FENCE, LOCK.INFO ---------------------------------------------------
-
-TEST_F(ModesTest, OtherChangesOfModeAreRefused) {
-  const Reply refused = Reply::Error(
-      "ERR this owner holds the lock in another mode: release it first (only SHARED can become "
-      "exclusive, and exclusive SHARED)");
-  const auto expect_refused = [&](const Command& holds, const Command& asks) {
-    StartAfresh();
-    Must("alice", holds);
-    const Reply before = client_.Do("DEBUG", "DIGEST-VALUE", "job");
-    EXPECT_EQ(Ask("alice", asks), refused);
-    EXPECT_EQ(Ask("alice", Waiting(asks)), refused) << "also who would wait";
-    EXPECT_EQ(client_.Do("DEBUG", "DIGEST-VALUE", "job"), before);
-    EXPECT_EQ(WaitersNow(client_), "0");
-  };
-  expect_refused(kExclusive, Limit(2));
-  expect_refused(kShared, Limit(2));
-  expect_refused(Limit(2), kShared);
-  expect_refused(Limit(2), kExclusive);
-}
-
-TEST_F(ModesTest, FenceWithSeveralHolders) {
-  for (const Command& mode : {kShared, Limit(10)}) {
-    SCOPED_TRACE(mode[0]);
-    StartAfresh();
-    const int64_t alice = Must("alice", mode);
-    const int64_t bob = Must("bob", mode);
-    const int64_t carol = Must("carol", mode, 300);
-    EXPECT_EQ(client_.Do("LOCK.FENCE", "job"), Reply::Int(carol));
-    for (const int64_t token : {alice, bob, carol}) EXPECT_EQ(Fence(token), Reply::Int(1));
-    EXPECT_EQ(Fence(carol + 1), Reply::Int(0));
-    EXPECT_EQ(Fence(alice - 1), Reply::Int(0));
-    // The highest ends, though the key stays.
-    ASSERT_TRUE(Eventually([&] { return Fence(carol) == Reply::Int(0); }));
-    EXPECT_EQ(client_.Do("LOCK.FENCE", "job"), Reply::Int(bob));
-    Release("alice");
-    EXPECT_EQ(Fence(alice), Reply::Int(0));
-    EXPECT_EQ(Fence(bob), Reply::Int(1));
-    Release("bob");
-    EXPECT_EQ(client_.Do("LOCK.FENCE", "job"), Reply::Nil());
-  }
-}
+// --- LOCK.INFO --------------------------------------------------------------------------------
 
 // All fields of the holders and of the line, in both versions of the protocol.
 TEST_F(ModesTest, InfoOfEveryMode) {

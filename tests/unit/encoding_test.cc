@@ -774,7 +774,9 @@ TEST(Decoder, AnyFlippedBit) {
   }
   int noticed = 0;
   const std::string list = List(Mode::kShared, {kExample, kSecond});
-  for (size_t bit = 0; bit < list.size() * 8; ++bit) noticed += !DecodesExactly(Flipped(list, bit));
+  for (size_t bit = 0; bit < list.size() * 8; ++bit) {
+    if (!DecodesExactly(Flipped(list, bit))) ++noticed;
+  }
   EXPECT_GE(noticed, 2 * 4 * 11 + 7) << "the eleven highest bits of four numbers, twice, and more";
 }
 

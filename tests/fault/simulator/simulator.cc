@@ -1161,10 +1161,9 @@ void Simulator::Rejoin(size_t number) {
     return;
   }
   Count(Thing::kFullSyncs);
-  {
-    node.server = std::make_unique<Server>(settings_, ledger_);
-    node.base = primary.server->Save(WallOf(primary_));
-  }
+  // One that is up goes on with what it remembers: it may have been a primary.
+  if (!node.up) node.server = std::make_unique<Server>(settings_, ledger_);
+  node.base = primary.server->Save(WallOf(primary_));
   node.server->Load(node.base);
   if (node.server->fault() != nullptr) Broken("C7", node.server->fault());
   node.unknown_until = node.base.clock.has_value() ? 0 : highest_token_;

@@ -125,7 +125,8 @@ void SimHost::Remove(int db, std::string_view key) {
     const bool told = !engine_.is_removing() && role_ != Role::kLoading;
     engine_.OnKeyRemoved({db, name}, *lock, told ? std::optional(now_.moment()) : std::nullopt);
   }
-  engine_.OnKeyChanged(name);
+  // Of what a module deletes the server tells nobody else.
+  if (!engine_.is_removing()) engine_.OnKeyChanged(name);
 }
 
 void SimHost::StringChanged(std::string_view key) {
@@ -167,6 +168,7 @@ AcquireResult SimHost::Acquire(const Caller& caller, std::span<const std::string
 CountResult SimHost::Release(const Caller& caller, std::span<const std::string_view> keys,
                              Owner owner, const Now& now) {
   const As as(*this, Doing::kCommand, now, &caller);
+  keys_of_command_ = keys.size();
   return engine_.Release(NamesOf(caller, keys), {.owner = owner, .also = keys.subspan(1)},
                          now.moment());
 }
@@ -724,7 +726,15 @@ void SimHost::VisitLocks(int db, const std::function<bool(LockName, const Lock&)
 
 // --- Host: replication --------------------------------------------------------------------------
 
-void SimHost::Replicate(const KeyContent& key, const Held& held, Via /*via*/, Instant /*now*/) {
+void SimHost::CheckVia(Via via) {
+  if ((via == Via::kDeferred) != (doing_ == Doing::kPass)) {
+    Fail("a change is replicated as if it were made elsewhere");
+  }
+}
+
+void SimHost::Replicate(const KeyContent& key, const Held& held, Via via, Instant /*now*/) {
+  CheckVia(via);
+  if (via == Via::kCommand) Fail("a command is replicated that only asks");
   if (on_held) on_held(key.name, held);
   const HeldNumbers numbers(held.hold);
   const std::string count = Digits(held.hold.count);
@@ -737,7 +747,11 @@ void SimHost::Replicate(const KeyContent& key, const Held& held, Via /*via*/, In
   log_.Append(key.name.db, words);
 }
 
-void SimHost::Replicate(const KeyContent& key, const Released& released, Via /*via*/) {
+void SimHost::Replicate(const KeyContent& key, const Released& released, Via via) {
+  CheckVia(via);
+  if (via == Via::kCommand && keys_of_command_ != 1) {
+    Fail("a command is replicated that says more than what is done");
+  }
   Tell(key.name.db, {kReleaseCommand, key.name.key, released.owner.bytes});
 }
 

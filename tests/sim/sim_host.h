@@ -264,6 +264,7 @@ class SimHost final : public Host {
   // A change of a key by its own command, of which servers tell only if asked to.
   void StringChanged(std::string_view key);
   void Tell(int db, std::initializer_list<std::string_view> words);
+  void CheckVia(Via via);
   Place PlaceIn(const Key* key) const;
   std::vector<KeyName> NamesOf(const Caller& caller, std::span<const std::string_view> keys) const;
   void SendAway(const ParkedCall& parked, bool as_timeout, Tick now);
@@ -278,6 +279,7 @@ class SimHost final : public Host {
   std::set<WaitingCall*> unreplied_;  // answered, and not shown to Replied yet
   std::set<uint64_t> closed_;         // connections
   const Caller* caller_ = nullptr;
+  size_t keys_of_command_ = 0;  // of the release that is running
   const CommandLog::Command* applying_ = nullptr;
   bool wants_turn_ = false;
   bool watches_strings_ = false;

@@ -106,7 +106,8 @@ void Server::Handle(const Call& call, const Now& now) {
   replies_.push_back(reply);
 }
 
-std::vector<Reply> Server::TakeReplies() {
+std::vector<Reply> Server::TakeReplies(bool to_waiters) {
+  if (!to_waiters) return std::exchange(replies_, {});
   for (const sim::Answered& answered : std::exchange(host_.answered(), {})) {
     Reply reply{.call = static_cast<uint32_t>(answered.tag),
                 .connection = static_cast<uint32_t>(answered.connection),

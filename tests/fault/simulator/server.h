@@ -72,9 +72,9 @@ class Server {
 
   void Handle(const Call& call, const Now& now);
   void ConnectionClosed(uint32_t connection, const Now& now) { host_.Disconnect(connection, now); }
-  // Answers that nobody has taken yet. Of each that waited, Replied says whether it reached its
-  // client, as far as the server knows.
-  std::vector<Reply> TakeReplies();
+  // Answers that nobody has taken yet, or only those to who did not wait. Of each that waited,
+  // Replied says whether it reached its client, as far as the server knows.
+  std::vector<Reply> TakeReplies(bool to_waiters);
   void Replied(const Reply& reply, bool delivered);
 
   // --- What strangers do, on a primary
@@ -92,8 +92,6 @@ class Server {
   void Turn(const Now& now) { host_.Turn(now, settings_.budget); }
   // When a turn has something to do, if anything is due.
   std::optional<Instant> NextDue() const { return host_.NextDue(); }
-  // Those who have waited long enough; kMaxTick if nobody waits.
-  Tick NextTimeOut() const { return host_.engine().queue().NextTimeOut(); }
 
   bool is_primary() { return host_.role() == Role::kPrimary; }
   // Issues from its next turn on, as after a start or a promotion; or has done so for long.

@@ -177,6 +177,7 @@ void Simulator::ChooseWorld() {
     nodes_[i].clock_offset = random.Between(-most, most);
   }
   for (size_t i = 0; i < client_count_; ++i) clients_[i].direct = jitter_ == 0 || random.OneIn(2);
+  slow_answers_ = random.OneIn(3);
 }
 
 void Simulator::ChooseDisasters() {
@@ -290,6 +291,14 @@ void Simulator::Handle(const Event& event) {
     case What::kRejoins:
       Rejoin(event.who);
       break;
+    case What::kBreaks: {
+      const Connection& connection = connections_[event.number];
+      if (connection.open_at_client && connection.broken == kNever &&
+          nodes_[connection.server].server->host().IsParked(event.number)) {
+        Break(event.number);
+      }
+      break;
+    }
   }
 }
 
@@ -312,7 +321,7 @@ void Simulator::Finish() {
 std::vector<Violation> Simulator::Judge() {
   const Rules rules{.lease_slack = 0,
                     .wait_slack = 35 * kMillisecond,
-                    .idle_limit = 4 * kMillisecond + delay_ + jitter_,
+                    .idle_limit = (slow_answers_ ? 5 : 4) * kMillisecond + delay_ + jitter_,
                     .order_slack = 3 * kMillisecond};
   Findings findings = Check(history_, rules);
   Count(Thing::kOperations, findings.operations);
@@ -576,6 +585,11 @@ void Simulator::Send(size_t number, const Call& call, Doing doing) {
   const Time on_the_way = delay_ + (connection.direct ? 0 : random_.Between(0, jitter_));
   connection.last_in = std::max(connection.last_in, now_ + on_the_way);
   Push(connection.last_in, What::kRequestArrives, connection.server, client.pending.number);
+  // Or its connection may break while it waits.
+  if (call.verb == Verb::kAcquire && call.wait > Millis{0} && loses_one_in_ > 0 &&
+      random_.OneIn(loses_one_in_)) {
+    Push(now_ + random_.Between(0, ToTime(call.wait)), What::kBreaks, number, client.connection);
+  }
 }
 
 void Simulator::Record(const Client& client, Answer answer, int64_t token) {
@@ -773,9 +787,9 @@ void Simulator::ServerLearns(uint32_t number) {
   TurnAt(connection.server, now_);
 }
 
-void Simulator::SendReplies(size_t node) {
+void Simulator::SendReplies(size_t node, bool to_waiters) {
   Server& server = *nodes_[node].server;
-  for (const Reply& reply : server.TakeReplies()) {
+  for (const Reply& reply : server.TakeReplies(to_waiters)) {
     Connection& connection = connections_[reply.connection];
     highest_token_ = std::max(highest_token_, reply.token);
     const bool gone = !connection.open_at_client || connection.broken != kNever;
@@ -820,16 +834,19 @@ void Simulator::TurnAt(size_t node, Time at) {
 void Simulator::Turn(size_t number) {
   Node& node = nodes_[number];
   node.turn_at = kNever;
+  SendReplies(number);  // what was held back
   node.server->Turn(NowOf(number));
   node.flushed = node.server->log().size();
   SendStream(number);
-  SendReplies(number);
+  if (slow_answers_ && random_.OneIn(2)) {
+    SendReplies(number, /*to_waiters=*/false);
+    TurnAt(number, now_ + random_.Between(0, kMillisecond));
+  } else {
+    SendReplies(number);
+  }
   CheckServer(number);
   if (const std::optional<Instant> due = node.server->NextDue(); due.has_value()) {
     TurnAt(number, *due == kMinInstant ? now_ : std::max(now_, TimeOf(number, *due)));
-  }
-  if (const Tick due_tick = node.server->NextTimeOut(); due_tick != kMaxTick) {
-    TurnAt(number, std::max(now_, ToTime(due_tick.time_since_epoch())));
   }
 }
 

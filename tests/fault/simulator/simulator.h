@@ -135,6 +135,7 @@ class Simulator {
     kPromotes,
     kSwitches,  // the end of a planned failover
     kRejoins,
+    kBreaks,  // a connection
   };
   struct Event {
     Time at = 0;
@@ -250,7 +251,8 @@ class Simulator {
 
   void Break(uint32_t number);
   void Arrive(const Event& event);
-  void SendReplies(size_t node);
+  // Those who waited may have to wait a little longer, while others are served.
+  void SendReplies(size_t node, bool to_waiters = true);
   void ServerLearns(uint32_t number);
 
   // --- Servers
@@ -296,6 +298,7 @@ class Simulator {
   std::array<uint16_t, kLocks> limits_{};
   bool lossy_ = false;  // writes may be lost, and a grace is set
   bool has_sessions_ = false;
+  bool slow_answers_ = false;
   Server::Settings settings_;
   Time delay_ = 0;
   Time jitter_ = 0;

@@ -119,6 +119,7 @@ void SimHost::Remove(int db, std::string_view key) {
   if (found == database.end()) return;
   const std::string name(key);
   const auto removed = database.extract(found);
+  ForgetSessions(db, name);
   const As as(*this, Doing::kEvent);
   const Lock* lock = removed.mapped().lock.get();
   if (lock != nullptr) {
@@ -162,7 +163,37 @@ std::vector<KeyName> SimHost::NamesOf(const Caller& caller,
 AcquireResult SimHost::Acquire(const Caller& caller, std::span<const std::string_view> keys,
                                const AcquireRequest& request, const Now& now) {
   const As as(*this, Doing::kCommand, now, &caller);
-  return engine_.Acquire(NamesOf(caller, keys), request, now);
+  AcquireResult result = engine_.Acquire(NamesOf(caller, keys), request, now);
+  if (result.kind == AcquireResult::Kind::kGranted) {
+    for (const std::string_view key : keys) {
+      NoteSession({caller.db, key}, request.owner, request.session, caller.connection);
+    }
+  }
+  return result;
+}
+
+void SimHost::NoteSession(LockName lock, Owner owner, bool session, uint64_t connection) {
+  std::tuple hold(lock.db, std::string(lock.key), std::string(owner.bytes));
+  if (session) {
+    sessions_.insert_or_assign(std::move(hold), connection);
+  } else {
+    sessions_.erase(hold);
+  }
+}
+
+void SimHost::ForgetSessions(int db, std::string_view key) {
+  std::erase_if(sessions_, [&](const auto& session) {
+    return std::get<0>(session.first) == db && std::get<1>(session.first) == key;
+  });
+}
+
+bool SimHost::HasHoldOfClosedConnection() const {
+  return std::any_of(sessions_.begin(), sessions_.end(), [this](const auto& session) {
+    const auto& [db, key, owner] = session.first;
+    const Lock* lock = closed_.contains(session.second) ? FindLock(db, key) : nullptr;
+    const auto hold = lock == nullptr ? std::nullopt : lock->Find(Owner{owner});
+    return hold.has_value() && hold->LiveAt(now_.moment());
+  });
 }
 
 CountResult SimHost::Release(const Caller& caller, std::span<const std::string_view> keys,
@@ -218,6 +249,10 @@ bool SimHost::Unblock(uint64_t connection, bool as_timeout, const Now& now) {
 
 void SimHost::Replied(const Answered& answered, bool delivered) {
   if (unreplied_.erase(answered.call) == 0) return Fail("a call is answered twice");
+  if (!delivered) {  // what is taken back may be bound as it was before
+    std::erase_if(sessions_,
+                  [&](const auto& session) { return session.second == answered.connection; });
+  }
   engine_.OnReplied(answered.call, delivered);
 }
 
@@ -267,6 +302,7 @@ bool SimHost::Rename(int db, std::string_view from, std::string_view to, const N
   LookUp(db, to);
   Remove(db, to);
   auto moved = DatabaseOf(db).extract(DatabaseOf(db).find(from));
+  ForgetSessions(db, from);
   {
     const As event(*this, Doing::kEvent);
     if (moved.mapped().lock != nullptr) {
@@ -288,6 +324,7 @@ bool SimHost::Move(int db, std::string_view key, int to, const Now& now) {
   const As as(*this, Doing::kCommand, now);
   if (db == to || LookUp(db, key) == nullptr || LookUp(to, key) != nullptr) return false;
   auto moved = DatabaseOf(db).extract(DatabaseOf(db).find(key));
+  ForgetSessions(db, key);
   {
     const As event(*this, Doing::kEvent);
     if (moved.mapped().lock != nullptr) {
@@ -309,6 +346,7 @@ bool SimHost::Move(int db, std::string_view key, int to, const Now& now) {
 void SimHost::Swap(int first, int second, const Now& now) {
   const As as(*this, Doing::kCommand, now);
   std::swap(DatabaseOf(first), DatabaseOf(second));
+  sessions_.clear();  // some go on in the other one
   {
     const As event(*this, Doing::kEvent);
     engine_.OnSwapped(first, second);
@@ -322,6 +360,7 @@ void SimHost::Flush(std::optional<int> db, const Now& now) {
   const As as(*this, Doing::kCommand, now);
   const As event(*this, Doing::kEvent);
   engine_.OnFlushing(db, now.moment());
+  sessions_.clear();
   for (auto& [number, database] : databases_) {
     if (!db.has_value() || number == *db) database.clear();
   }
@@ -379,6 +418,11 @@ void SimHost::Turn(const Now& now, size_t budget) {
   wants_turn_ = false;
   engine_.Drain();
   due_ = engine_.RunDueWork(now, Budget(budget));
+  const bool is_done = !wants_turn_ && (!due_.has_value() || *due_ > now.moment());
+  if (!is_done || !MayWrite()) return;
+  if (HasHoldOfClosedConnection()) Fail("a hold outlives its connection");
+  // Looked at once: what lingers lives again when the clock is set back.
+  std::erase_if(sessions_, [this](const auto& each) { return closed_.contains(each.second); });
 }
 
 std::optional<Instant> SimHost::NextDue() const {
@@ -412,6 +456,7 @@ void SimHost::BecomeReplica(const Now& now) {
   {
     const As as(*this, Doing::kEvent);
     engine_.OnDemoted();
+    sessions_.clear();
   }
   for (const ParkedCall& parked : std::vector(parked_)) {
     sent_away_.push_back({parked.connection, parked.tag});
@@ -800,7 +845,11 @@ bool SimHost::Park(WaitingCall& call) {
   }
   if (IsParked(caller_->connection)) Fail("a connection waits twice");
   parked_.push_back({&call, caller_->connection, caller_->tag,
-                     now_.steady + std::chrono::ceil<Millis>(call.request().wait)});
+                     now_.steady + std::chrono::ceil<Millis>(call.request().wait),
+                     std::string(call.request().owner.bytes)});
+  for (size_t i = 0; i < call.size(); ++i) {
+    parked_.back().locks.emplace_back(call.lock(i).db, call.lock(i).key);
+  }
   return true;
 }
 
@@ -810,6 +859,11 @@ void SimHost::Answer(WaitingCall& call) {
                    [&call](const ParkedCall& parked) { return parked.call == &call; });
   if (found == parked_.end()) return Fail("a call is answered twice");
   if (doing_ == Doing::kCommand) Fail("a call is answered inside a command");
+  if (std::holds_alternative<Token>(call.answer())) {
+    for (const auto& [db, key] : found->locks) {
+      NoteSession({db, key}, Owner{found->owner}, call.request().session, found->connection);
+    }
+  }
   answered_.push_back({&call, found->connection, found->tag});
   unreplied_.insert(&call);
   parked_.erase(found);

@@ -20,6 +20,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -248,6 +250,8 @@ class SimHost final : public Host {
     uint64_t connection;
     uint64_t tag;
     FineTick until;
+    std::string owner;
+    std::vector<std::pair<int, std::string>> locks{};
   };
   // What the server is doing, while it does.
   enum class Doing { kNothing, kCommand, kEvent, kPass, kApplying, kLoading };
@@ -265,6 +269,9 @@ class SimHost final : public Host {
   void StringChanged(std::string_view key);
   void Tell(int db, std::initializer_list<std::string_view> words);
   void CheckVia(Via via);
+  void NoteSession(LockName lock, Owner owner, bool session, uint64_t connection);
+  void ForgetSessions(int db, std::string_view key);
+  bool HasHoldOfClosedConnection() const;
   Place PlaceIn(const Key* key) const;
   std::vector<KeyName> NamesOf(const Caller& caller, std::span<const std::string_view> keys) const;
   void SendAway(const ParkedCall& parked, bool as_timeout, Tick now);
@@ -278,6 +285,9 @@ class SimHost final : public Host {
   std::vector<SentAway> sent_away_;
   std::set<WaitingCall*> unreplied_;  // answered, and not shown to Replied yet
   std::set<uint64_t> closed_;         // connections
+  // By database, key and owner: the connection that a hold was last asked for over, if it is to end
+  // with it. Holds that are gone may still be here.
+  std::map<std::tuple<int, std::string, std::string>, uint64_t> sessions_;
   const Caller* caller_ = nullptr;
   size_t keys_of_command_ = 0;  // of the release that is running
   const CommandLog::Command* applying_ = nullptr;

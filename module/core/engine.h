@@ -224,7 +224,7 @@ class Engine {
   // Whether there is something to write that does not wait for a moment to come.
   bool has_tasks() const;
   void RestoreTtls(Instant now, Budget& budget);
-  void RestoreTtl(LockName lock, Instant now);
+  void RestoreTtl(LockName name, Instant now);
 
   EngineState state_;
   Writer writer_;

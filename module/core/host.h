@@ -5,9 +5,10 @@
 // simulated one in simulated time that can be as nasty as real ones. So what the simulator, the
 // fuzzer and the history tests run is the code that ships.
 //
-// A host never calls back into the engine from inside one of these calls, with one exception: Open,
-// Store, Delete and ChangePlain may remove a key, of which the server tells at once
-// (Engine::OnKeyRemoved).
+// Some of these calls make the server tell of something at once, by one of the engine's functions
+// that begin with On and only record: Open, Store, Delete and ChangePlain may remove or change a
+// key; BeforeGrant and RefreshSlots may raise the token clock, and RefreshSlots answer those who
+// wait for slots that are gone.
 
 #ifndef TURNSTILE_CORE_HOST_H_
 #define TURNSTILE_CORE_HOST_H_

@@ -123,7 +123,7 @@ ParkResult WaitingCalls::Park(const OpenKeys& keys, std::span<const Site> sites,
   }
   ++waiting_by_user_[call->user()];
   for (WaitQueue::Waiter* each : olders) UnblockLater(CallOf(*each), WaitEnd::kSuperseded);
-  call.release();  // OnReplied ends it
+  static_cast<void>(call.release());  // OnReplied ends it
   ++state_.stats.waits;
   return {Kind::kWaits};
 }

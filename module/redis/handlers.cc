@@ -248,7 +248,7 @@ namespace {
 // done much, so that the server is not held up.
 class Summaries {
  public:
-  Summaries(RedisModuleCtx* ctx, const Now& now) : ctx_(ctx), caller_(ctx), now_(now) {}
+  Summaries(RedisModuleCtx* ctx, const Now& now) : caller_(ctx), now_(now) {}
 
   void Add(RedisModuleString* name) {
     constexpr size_t kLook = 2;  // the check of access rights, and opening the key
@@ -265,7 +265,6 @@ class Summaries {
   const std::vector<LockSummary>& locks() const { return locks_; }
 
  private:
-  RedisModuleCtx* ctx_;
   User caller_;
   Now now_;
   // What one call of LOCK.LIST or LOCK.TOP may do, however much there is to tell; in units of about

@@ -1,4 +1,4 @@
-// One function a command: parse, open, decide, carry out, reply.
+// One function per command: parse, call the engine, reply.
 
 #ifndef TURNSTILE_REDIS_HANDLERS_H_
 #define TURNSTILE_REDIS_HANDLERS_H_

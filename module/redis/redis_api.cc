@@ -105,7 +105,7 @@ const char* EngineVersion::Remark() const {
         return name == engine.name && version >= engine.from && version < engine.before;
       });
   if (!tested) return ", which is untested";
-  // See MoveRepair in deferred.cc. Which patch release mends it we do not know.
+  // See MoveRepair in callbacks.cc. Which patch release mends it we do not know.
   const bool loses_copies = name == kValkey && version >= Version(8, 1) && version < Version(8, 2);
   return loses_copies ? "; do not use COPY with DB on it, see valkey-io/valkey pull 4024" : "";
 }

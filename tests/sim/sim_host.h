@@ -195,12 +195,12 @@ class SimHost final : public Host {
 
   KeyContent Open(const KeyName& name, Access access) override;
   void Close(KeyContent& key) override;
-  PlainLock ReadPlain(const KeyContent& key) override;
-  void Store(KeyContent& key, Lock* lock) override;
-  void Delete(KeyContent& key) override;
-  std::optional<Instant> ExpiryOf(const KeyContent& key) override;
+  PlainLock ReadPlain(const KeyContent& content) override;
+  void Store(KeyContent& content, Lock* lock) override;
+  void Delete(KeyContent& content) override;
+  std::optional<Instant> ExpiryOf(const KeyContent& content) override;
   const char* MissingCommandFor(const Change& /*change*/) override { return nullptr; }
-  void ChangePlain(KeyContent& key, const Change& change) override;
+  void ChangePlain(KeyContent& content, const Change& change) override;
   size_t StoredLocks() override;
   size_t CountKeys(int db) override;
   void VisitLocks(int db, const std::function<bool(LockName, const Lock&)>& visit) override;

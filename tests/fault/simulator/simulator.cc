@@ -1193,6 +1193,7 @@ void Simulator::Rejoin(size_t number) {
   node.applied = primary.server->log().size();
   node.on_the_way = node.applied;
   Compare(number);
+  TurnAt(number, now_);  // it may have answers to send
   TurnAt(primary_, now_);
 }
 

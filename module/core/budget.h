@@ -1,8 +1,9 @@
-// How much deferred work one pass of the event loop may do.
+// Limits how much deferred work one pass of the event loop may do.
 //
-// One client must not make the server do in one go what it has piled up over hours. Work is counted
-// in units of about a microsecond, not measured: the same calls then give the same history. Whoever
-// runs out stops where it is and goes on in the next pass.
+// A client can accumulate work over hours; the server must not have to do all of it in one pass.
+// Work is counted in units of about a microsecond rather than measured, so the same calls always
+// give the same history. Work that exceeds the budget stops where it is and continues in the next
+// pass.
 
 #ifndef TURNSTILE_CORE_BUDGET_H_
 #define TURNSTILE_CORE_BUDGET_H_

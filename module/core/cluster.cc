@@ -26,7 +26,7 @@ unsigned Crc16(std::string_view bytes) {
   return crc;
 }
 
-// Takes the text up to the next `separator` off the front.
+// Removes and returns the text up to the next `separator`.
 std::string_view TakeUntil(std::string_view& text, char separator) {
   const size_t end = std::min(text.find(separator), text.size());
   const std::string_view taken = text.substr(0, end);
@@ -53,7 +53,7 @@ bool HasFlag(std::string_view flags, std::string_view flag) {
 ClusterNode ParseAddress(std::string_view text) {
   const std::string_view endpoint = TakeUntil(text, '@');
   TakeUntil(text, ',');
-  const size_t colon = std::min(endpoint.rfind(':'), endpoint.size());  // others are of IPv6
+  const size_t colon = std::min(endpoint.rfind(':'), endpoint.size());  // earlier ones: IPv6
   return {.ip = std::string(endpoint.substr(0, colon)),
           .port = std::string(endpoint.substr(std::min(colon + 1, endpoint.size()))),
           .hostname = std::string(TakeUntil(text, ','))};
@@ -88,7 +88,7 @@ void ClusterMap::AddNode(std::string_view line) {
   while (!line.empty()) AddSlots(TakeUntil(line, ' '), node, ours);
 }
 
-// 7 or 0-5460; of ourselves also [93-<-id] for a slot that arrives, [77->-id] for one that leaves.
+// 7 or 0-5460; for this node also [93-<-id] for an arriving slot, [77->-id] for a leaving one.
 void ClusterMap::AddSlots(std::string_view range, uint16_t node, bool ours) {
   if (range.starts_with('[')) {
     range.remove_prefix(1);
@@ -107,10 +107,10 @@ void ClusterMap::AddSlots(std::string_view range, uint16_t node, bool ours) {
   }
 }
 
-Standing ClusterMap::StandingOf(Slot slot) const {
-  if (ours_[slot]) return Standing::kOurs;
-  if (arriving_[slot]) return Standing::kArriving;
-  return served_by_[slot] == 0 ? Standing::kUnserved : Standing::kElsewhere;
+SlotState ClusterMap::StateOf(Slot slot) const {
+  if (ours_[slot]) return SlotState::kOurs;
+  if (arriving_[slot]) return SlotState::kArriving;
+  return served_by_[slot] == 0 ? SlotState::kUnserved : SlotState::kElsewhere;
 }
 
 const ClusterNode* ClusterMap::ServerOf(Slot slot) const {

@@ -1,7 +1,8 @@
-// Where a key lives in a cluster, and what one node knows about that.
+// The mapping of keys to hash slots, and the slot map of a cluster as one node sees it.
 //
-// Rejected: asking the server for a key's slot. Redis 7.0 has no call for it but a command, and the
-// rule is part of the cluster's specification: it cannot change without breaking every client.
+// Rejected: asking the server for a key's slot. Redis 7.0 offers no API call for it, only a
+// command, and the rule is part of the cluster specification: it cannot change without breaking
+// every client.
 
 #ifndef TURNSTILE_CORE_CLUSTER_H_
 #define TURNSTILE_CORE_CLUSTER_H_
@@ -14,8 +15,8 @@
 
 namespace turnstile {
 
-// A hash slot. A key's is the CRC16 (XMODEM) of the key, or of what is between its first '{' and
-// the next '}' unless that is nothing, modulo the number of slots.
+// A hash slot. The slot of a key is the CRC16 (XMODEM) of the key modulo the number of slots. If
+// the key has a non-empty part between its first '{' and the next '}', only that part is hashed.
 using Slot = uint16_t;
 inline constexpr Slot kSlots = 16384;
 Slot SlotOf(std::string_view key);
@@ -27,26 +28,26 @@ struct ClusterNode {
   std::string hostname;  // empty if none was announced
 };
 
-// How this node stands to a slot.
-enum class Standing {
-  kOurs,       // it serves the slot; keys of it may be on their way to another node
-  kArriving,   // another node serves it, and keys of it are on their way here
+// The state of a slot from the point of view of this node.
+enum class SlotState {
+  kOurs,       // this node serves it; its keys may be migrating to another node
+  kArriving,   // another node serves it, and its keys are migrating here
   kElsewhere,  // another node serves it
-  kUnserved,   // nobody does
+  kUnserved,   // no node serves it
 };
 
-// One look at the cluster.
+// A snapshot of the cluster's slot map.
 class ClusterMap {
  public:
-  // From the reply of CLUSTER NODES. What is not understood is left out.
+  // Parses the reply of CLUSTER NODES. Ignores what it does not understand.
   explicit ClusterMap(std::string_view nodes);
 
-  Standing StandingOf(Slot slot) const;
+  SlotState StateOf(Slot slot) const;
   // The node that serves the slot; null if none does.
   const ClusterNode* ServerOf(Slot slot) const;
 
-  // The slots that this node serves, those of them whose keys are on their way to another node, and
-  // those of others whose keys are on their way here.
+  // The slots that this node serves; those of them whose keys are migrating to another node; and
+  // the slots of other nodes whose keys are migrating here.
   const SlotSet& ours() const { return ours_; }
   const SlotSet& leaving() const { return leaving_; }
   const SlotSet& arriving() const { return arriving_; }
@@ -56,7 +57,7 @@ class ClusterMap {
   void AddSlots(std::string_view range, uint16_t node, bool ours);
 
   std::vector<ClusterNode> nodes_;
-  std::vector<uint16_t> served_by_;  // by slot: 1 + the index of the node; 0: nobody
+  std::vector<uint16_t> served_by_;  // by slot: 1 + the index of the node; 0: no node
   SlotSet ours_;
   SlotSet leaving_;
   SlotSet arriving_;

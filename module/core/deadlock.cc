@@ -6,18 +6,18 @@
 
 namespace turnstile {
 
-// Breadth first over owners, so that the first way to each has the fewest steps.
+// Searches breadth first over owners, so that the first path to each has the fewest steps.
 class DeadlockSearch {
  public:
-  using Line = WaitQueue::Line;
-  using Party = WaitQueue::Party;
+  using LockQueue = WaitQueue::LockQueue;
+  using OwnerNode = WaitQueue::OwnerNode;
   using Waiter = WaitQueue::Waiter;
 
-  DeadlockSearch(WaitQueue& queue, const Waiter& waiter, std::span<Waiter* const> ignored,
-                 Instant now, const ShowPlace& show)
+  DeadlockSearch(const WaitQueue& queue, const Waiter& waiter, std::span<Waiter* const> ignored,
+                 Instant now, const ShowKeyState& show)
       : queue_(queue),
         waiter_(waiter),
-        self_(*waiter.party_),
+        self_(*waiter.node_),
         ignored_(ignored),
         now_(now),
         show_(show),
@@ -26,205 +26,216 @@ class DeadlockSearch {
   std::vector<CycleStep> Find() {
     ReachFrom(waiter_, nullptr);
     for (size_t i = 0; i < reached_.size() && !Done(); ++i) {
-      const Party& party = *reached_[i];
-      for (const Waiter* wait = party.waits.first(); wait != nullptr && !Done();
-           wait = wait->of_party_.after) {
-        if (!IsIgnored(*wait)) ReachFrom(*wait, &party);
+      const OwnerNode& node = *reached_[i];
+      for (const Waiter* wait = node.waits.first(); wait != nullptr && !Done();
+           wait = wait->of_owner_.after) {
+        if (!IsIgnored(*wait)) ReachFrom(*wait, &node);
       }
     }
     return Steps();
   }
 
  private:
-  // A place in a line, as the queue knows it.
-  using Standing = WaitQueue::Place;
+  // An entry in a queue of the WaitQueue.
+  using Entry = WaitQueue::Entry;
 
-  // What the search knows of a line.
-  struct Seen {
+  // What the search knows about a lock queue.
+  struct QueueInfo {
     std::optional<Mode> held;  // in which mode the lock is held, if at all
-    std::vector<const Party*> waiting_holders;
+    std::vector<const OwnerNode*> waiting_holders;
     bool reached_holders = false;
-    // How far each of the three lists of the line has been walked; null: not at all.
-    const Standing* all = nullptr;
-    const Standing* unshared = nullptr;
-    const Standing* unlimited = nullptr;
+    // How far each of the three lists of the queue has been walked; null: not at all.
+    const Entry* all = nullptr;
+    const Entry* unshared = nullptr;
+    const Entry* unlimited = nullptr;
   };
 
-  bool IsReached(const Party& party) const { return party.reached_by == number_; }
+  bool IsReached(const OwnerNode& node) const { return node.reached_by == number_; }
   bool Done() const { return IsReached(self_) || gave_up_; }
 
   bool IsIgnored(const Waiter& wait) const {
     return std::find(ignored_.begin(), ignored_.end(), &wait) != ignored_.end();
   }
 
-  void ReachFrom(const Waiter& wait, const Party* from) {
-    for (const Standing& place : wait.places_) {
-      if (++places_visited_ > kMostPlacesSearched) gave_up_ = true;
+  void ReachFrom(const Waiter& wait, const OwnerNode* from) {
+    for (const Entry& entry : wait.entries_) {
+      if (++entries_visited_ > kMaxEntriesSearched) gave_up_ = true;
       if (Done()) return;
-      ReachHolders(place, from);
-      ReachThoseAhead(place, from);
+      ReachHolders(entry, from);
+      ReachThoseAhead(entry, from);
     }
   }
 
-  // `from`: null if it is the new wait itself.
-  void Reach(const Party& party, const Party* from, LockName over) {
-    if (IsReached(party)) return;
-    party.reached_by = number_;
-    party.reached_from = from;
-    party.reached_over = over;
-    reached_.push_back(&party);
+  // `from`: null for the new wait itself.
+  void Reach(const OwnerNode& node, const OwnerNode* from, LockName over) {
+    if (IsReached(node)) return;
+    node.reached_by = number_;
+    node.reached_from = from;
+    node.reached_over = over;
+    reached_.push_back(&node);
   }
 
-  static bool MindsHolders(const AcquireRequest& request, Mode held) {
+  static bool ConflictsWithHolders(const AcquireRequest& request, Mode held) {
     if (request.mode != held || held == Mode::kExclusive) return true;
     return held == Mode::kLimit && request.limit == 1;
   }
 
-  void ReachHolders(const Standing& place, const Party* from) {
-    const Waiter& wait = *place.waiter_;
-    Seen& seen = LookAt(*place.line_);
-    if (!seen.held.has_value() || !MindsHolders(wait.request_, *seen.held)) return;
-    const LockName lock = place.line_->lock_;
-    if (!seen.reached_holders) {
-      seen.reached_holders = true;
-      for (const Party* holder : seen.waiting_holders) {
-        // One's own hold, which an upgrade has, is not in one's way; but it is in others'.
-        if (holder != wait.party_) Reach(*holder, from, lock);
+  void ReachHolders(const Entry& entry, const OwnerNode* from) {
+    const Waiter& wait = *entry.waiter_;
+    QueueInfo& info = InfoOf(*entry.queue_);
+    if (!info.held.has_value() || !ConflictsWithHolders(wait.request_, *info.held)) return;
+    const LockName lock = entry.queue_->lock_;
+    if (!info.reached_holders) {
+      info.reached_holders = true;
+      for (const OwnerNode* holder : info.waiting_holders) {
+        // The waiter's own hold, as in an upgrade, does not block it; but it blocks others.
+        if (holder != wait.node_) Reach(*holder, from, lock);
       }
-    } else if (wait.party_ != &self_ && Holds(seen, self_)) {
+    } else if (wait.node_ != &self_ && Holds(info, self_)) {
       Reach(self_, from, lock);
     }
   }
 
-  static bool Holds(const Seen& seen, const Party& party) {
-    return std::find(seen.waiting_holders.begin(), seen.waiting_holders.end(), &party) !=
-           seen.waiting_holders.end();
+  static bool Holds(const QueueInfo& info, const OwnerNode& node) {
+    return std::find(info.waiting_holders.begin(), info.waiting_holders.end(), &node) !=
+           info.waiting_holders.end();
   }
 
-  Seen& LookAt(const Line& line) {
-    if (line.seen_by_ == number_) return seen_[line.seen_at_];
-    line.seen_by_ = number_;
-    line.seen_at_ = seen_.size();
-    Seen& seen = seen_.emplace_back();
-    show_(line.lock_, [this, &seen](const Place& place) { LookAtHolders(place, seen); });
-    return seen;
+  QueueInfo& InfoOf(const LockQueue& lock_queue) {
+    if (lock_queue.searched_by_ == number_) return infos_[lock_queue.search_index_];
+    lock_queue.searched_by_ = number_;
+    lock_queue.search_index_ = infos_.size();
+    QueueInfo& info = infos_.emplace_back();
+    show_(lock_queue.lock_,
+          [this, &info](const KeyState& state) { FindWaitingHolders(state, info); });
+    return info;
   }
 
-  void LookAtHolders(const Place& place, Seen& seen) {
-    if (place.plain.has_value() && now_ <= place.plain->end) {
-      seen.held = Mode::kExclusive;
+  void FindWaitingHolders(const KeyState& key_state, QueueInfo& info) {
+    if (key_state.plain.has_value() && key_state.plain->LiveAt(now_)) {
+      info.held = Mode::kExclusive;
       CountHolders(1);
-      AddHolder(queue_.FindParty(Owner{place.plain->value}), seen);
+      AddHolder(queue_.FindNode(Owner{key_state.plain->value}), info);
     }
-    if (place.lock == nullptr) return;
-    const Lock& lock = *place.lock;
-    seen.held = lock.mode();
-    CountHolders(std::min(lock.size(), queue_.party_list_.size()));
+    if (key_state.lock == nullptr) return;
+    const Lock& lock = *key_state.lock;
+    info.held = lock.mode();
+    CountHolders(std::min(lock.size(), queue_.node_list_.size()));
     if (gave_up_) return;
-    if (lock.size() <= queue_.party_list_.size()) {
+    if (lock.size() <= queue_.node_list_.size()) {
       for (size_t i = 0; i < lock.size(); ++i) {
         const Hold hold = lock.at(Lock::Order::kByOwner, i);
-        if (hold.LiveAt(now_)) AddHolder(queue_.FindParty(hold.owner), seen);
+        if (hold.LiveAt(now_)) AddHolder(queue_.FindNode(hold.owner), info);
       }
       return;
     }
-    for (const Party* party = queue_.party_list_.first(); party != nullptr;
-         party = party->link.after) {
-      const std::optional<Hold> hold = lock.Find(party->owner);
-      if (hold.has_value() && hold->LiveAt(now_)) AddHolder(party, seen);
+    for (const OwnerNode* node = queue_.node_list_.first(); node != nullptr;
+         node = node->link.after) {
+      const std::optional<Hold> hold = lock.Find(node->owner);
+      if (hold.has_value() && hold->LiveAt(now_)) AddHolder(node, info);
     }
   }
 
-  static void AddHolder(const Party* party, Seen& seen) {
-    if (party != nullptr) seen.waiting_holders.push_back(party);
+  static void AddHolder(const OwnerNode* node, QueueInfo& info) {
+    if (node != nullptr) info.waiting_holders.push_back(node);
   }
 
-  // Goes through those of the line that the request minds, from the front; where an earlier walk
-  // through the same list has been, everybody has been reached.
-  void ReachThoseAhead(const Standing& place, const Party* from) {
-    const Line& line = *place.line_;
-    Seen& seen = LookAt(line);
-    const bool holds_itself = Holds(seen, self_);
-    switch (place.waiter_->request_.mode) {
+  // Walks from the front through the waiters that the request is not compatible with. Where an
+  // earlier walk through the same list has been, all owners have been reached.
+  void ReachThoseAhead(const Entry& entry, const OwnerNode* from) {
+    const LockQueue& lock_queue = *entry.queue_;
+    QueueInfo& info = InfoOf(lock_queue);
+    const bool holds_itself = Holds(info, self_);
+    switch (entry.waiter_->request_.mode) {
       case Mode::kExclusive:
-        Walk(line.places_, &Standing::link_, seen.all, holds_itself, place, from);
+        Walk(lock_queue.entries_, &Entry::link_, info.all, holds_itself, entry, from);
         break;
       case Mode::kShared:
-        Walk(line.unshared_, &Standing::among_unshared_, seen.unshared, holds_itself, place, from);
+        Walk(lock_queue.unshared_, &Entry::among_unshared_, info.unshared, holds_itself, entry,
+             from);
         break;
       case Mode::kLimit:
-        Walk(line.unlimited_, &Standing::among_unlimited_, seen.unlimited, holds_itself, place,
+        Walk(lock_queue.unlimited_, &Entry::among_unlimited_, info.unlimited, holds_itself, entry,
              from);
         break;
     }
   }
 
   template <typename List>
-  void Walk(const List& list, Link<Standing> Standing::*link, const Standing*& walked,
-            bool holds_itself, const Standing& place, const Party* from) {
-    const Line& line = *place.line_;
-    // Those who stand in this line only lead to its holders, and so does any one of them; but to a
-    // hold of one's own only who minds that leads back.
-    const bool is_self = place.waiter_ == &waiter_;
-    const size_t own = is_self && self_.places > 1 ? 1 : 0;
-    const bool one_will_do = line.with_other_places_ == own && !(is_self && holds_itself);
-    if (one_will_do && !is_self && StandsAhead(place)) Reach(self_, from, line.lock_);
-    const Standing* next = walked == nullptr ? list.first() : (walked->*link).after;
-    for (; next != nullptr && next->order_ < place.order_ && !gave_up_;
+  void Walk(const List& list, Link<Entry> Entry::*link, const Entry*& walked, bool holds_itself,
+            const Entry& entry, const OwnerNode* from) {
+    const LockQueue& lock_queue = *entry.queue_;
+    // Owners whose only entry is in this queue lead only to its holders, so visiting any one of
+    // them is enough. But only a waiter that is not compatible with the owner's own hold leads back
+    // to it.
+    const bool is_self = entry.waiter_ == &waiter_;
+    const size_t own = is_self && self_.entries > 1 ? 1 : 0;
+    const bool lead_to_holders = lock_queue.with_other_entries_ == own;
+    const bool behind_self = lead_to_holders && !is_self && IsBehindSelf(entry);
+    if (behind_self && ConflictsWithSelf(entry)) Reach(self_, from, lock_queue.lock_);
+    // A waiter behind the new wait that does not conflict with it may conflict with one between
+    // them that does.
+    const bool one_will_do =
+        lead_to_holders && !(is_self && holds_itself) && (!behind_self || ConflictsWithSelf(entry));
+    const Entry* next = walked == nullptr ? list.first() : (walked->*link).after;
+    for (; next != nullptr && next->order_ < entry.order_ && !gave_up_;
          next = (next->*link).after) {
-      if (++places_visited_ > kMostPlacesSearched) gave_up_ = true;
+      if (++entries_visited_ > kMaxEntriesSearched) gave_up_ = true;
       walked = next;
       const Waiter& ahead = *next->waiter_;
-      if (IsIgnored(ahead) || ahead.party_ == place.waiter_->party_) continue;
-      Reach(*ahead.party_, from, line.lock_);
+      if (IsIgnored(ahead) || ahead.node_ == entry.waiter_->node_) continue;
+      Reach(*ahead.node_, from, lock_queue.lock_);
       if (one_will_do) break;
     }
   }
 
-  // Whether the new wait, which is the only one of its owner, is in the way of `place`.
-  bool StandsAhead(const Standing& place) const {
-    const Standing& own = waiter_.places_.front();
-    const Mode mode = place.waiter_->request_.mode;
-    return own.line_ == place.line_ && own.order_ < place.order_ &&
-           (mode == Mode::kExclusive || mode != waiter_.request_.mode);
+  // Whether `entry` is behind the new wait, which must be the only one of its owner; and whether
+  // the new wait blocks it there.
+  bool IsBehindSelf(const Entry& entry) const {
+    const Entry& own = waiter_.entries_.front();
+    return own.queue_ == entry.queue_ && own.order_ < entry.order_;
+  }
+  bool ConflictsWithSelf(const Entry& entry) const {
+    const Mode mode = entry.waiter_->request_.mode;
+    return mode == Mode::kExclusive || mode != waiter_.request_.mode;
   }
 
   void CountHolders(size_t count) {
     holders_visited_ += count;
-    if (holders_visited_ > kMostHoldersSearched) gave_up_ = true;
+    if (holders_visited_ > kMaxHoldersSearched) gave_up_ = true;
   }
 
-  // The way back from the owner itself; empty if it was not reached.
+  // The path back from the owner itself; empty if it was not reached.
   std::vector<CycleStep> Steps() const {
     std::vector<CycleStep> steps;
     if (!IsReached(self_)) return steps;
-    const Party* party = &self_;
+    const OwnerNode* node = &self_;
     do {
-      const Party* from = party->reached_from;
-      steps.push_back({from == nullptr ? self_.owner : from->owner, party->reached_over});
-      party = from;
-    } while (party != nullptr);
+      const OwnerNode* from = node->reached_from;
+      steps.push_back({from == nullptr ? self_.owner : from->owner, node->reached_over});
+      node = from;
+    } while (node != nullptr);
     std::reverse(steps.begin(), steps.end());
     return steps;
   }
 
-  WaitQueue& queue_;
+  const WaitQueue& queue_;
   const Waiter& waiter_;
-  const Party& self_;
+  const OwnerNode& self_;
   std::span<Waiter* const> ignored_;
   Instant now_;
-  const ShowPlace& show_;
+  const ShowKeyState& show_;
   uint64_t number_;
-  std::deque<Seen> seen_;
-  std::vector<const Party*> reached_;
-  size_t places_visited_ = 0;
+  std::deque<QueueInfo> infos_;
+  std::vector<const OwnerNode*> reached_;
+  size_t entries_visited_ = 0;
   size_t holders_visited_ = 0;
   bool gave_up_ = false;
 };
 
-std::vector<CycleStep> FindCycle(WaitQueue& queue, const WaitQueue::Waiter& waiter,
+std::vector<CycleStep> FindCycle(const WaitQueue& queue, const WaitQueue::Waiter& waiter,
                                  std::span<WaitQueue::Waiter* const> ignored, Instant now,
-                                 const ShowPlace& show) {
+                                 const ShowKeyState& show) {
   return DeadlockSearch(queue, waiter, ignored, now, show).Find();
 }
 

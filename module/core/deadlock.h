@@ -1,20 +1,23 @@
-// Would a wait never end, because those it waits for wait for its own owner?
+// Deadlock detection: would a wait never end because it would close a cycle of waits?
 //
-// Owners wait for owners: whoever stands in a line waits for those holders of the lock, and those
-// ahead in the line, that it is not compatible with. A wait by which an owner would wait for
-// itself, over any number of steps, must not begin. Between two requests with a limit there is no
-// such edge, whether the other holds the lock or stands ahead: others may make room. Only a request
-// that must be alone, LIMIT 1, waits for each holder. A hold that lingers is waited for, but its
-// owner is not: it ends by itself.
+// A waiting owner waits for other owners: for the holders of the lock that its request is not
+// compatible with, and for the waiters ahead of it in the lock queue that it is not compatible
+// with. A wait that would make an owner wait for itself, over any number of steps, must not begin.
+// There is no edge between two requests with a limit, whether the other one holds the lock or waits
+// ahead, because any other holder may free a place. Only a request with LIMIT 1, which must hold
+// the lock alone, waits for every holder. A request waits for a lingering hold, but not for its
+// owner: the hold ends by itself.
 //
-// To check when a wait begins is enough: a grant and a leave only take edges away. (But for two
-// ways: a stranger's SET or RENAME, and a request with a limit that becomes a holder before one
-// that must be alone. Time-outs and leases open such a cycle again.)
+// Checking when a wait begins is sufficient, because a grant or a waiter that leaves only removes
+// edges. There are two exceptions: SET or RENAME by another client, and a request with a limit that
+// becomes a holder before a request that must hold the lock alone. Time-outs and leases break the
+// cycles that these can create.
 //
-// The search goes forward from the new wait and looks at each line once. It only needs holders that
-// wait themselves, so a lock of many holders is asked for the few owners that wait, or the other
-// way round, whichever are fewer. What it visits is bounded: beyond that there is no verdict, the
-// wait begins, and its time-out answers.
+// The search runs forward from the new wait and visits each lock queue once. Only holders that are
+// waiting themselves matter, so for a lock with many holders it either looks up the few waiting
+// owners among the holders, or the holders among the waiting owners, whichever are fewer. The
+// amount of work is bounded: if the bound is exceeded there is no verdict, the wait begins, and its
+// time-out resolves any deadlock.
 
 #ifndef TURNSTILE_CORE_DEADLOCK_H_
 #define TURNSTILE_CORE_DEADLOCK_H_
@@ -29,31 +32,35 @@
 
 namespace turnstile {
 
-// `owner` waits for `lock`; the owner of the next step, or of the first after the last, holds it or
-// stands before.
+// `owner` waits for `lock`, and the owner of the next step holds that lock or waits ahead in its
+// queue. The step after the last is the first.
 struct CycleStep {
   Owner owner;
   LockName lock;
 };
 
-// Shows what the key of a lock holds to `see`, which does not keep it.
-using ShowPlace = std::function<void(LockName lock, const std::function<void(const Place&)>& see)>;
+// Calls `see` with the key state of a lock. `see` must not keep it.
+using ShowKeyState =
+    std::function<void(LockName lock, const std::function<void(const KeyState&)>& see)>;
 
-// The steps by which the owner of `waiter`, which is in line, waits for itself since that wait
-// began: the fewest, that wait first. Empty if it does not. The waits of `ignored` are taken for
-// gone; all other waits of the owner for any of the same locks must be among them. Views into the
-// queue.
-std::vector<CycleStep> FindCycle(WaitQueue& queue, const WaitQueue::Waiter& waiter,
+// Returns the shortest cycle of waits by which the owner of `waiter` waits for itself, starting
+// with `waiter`; empty if there is none. `waiter` must already be queued. The waiters in `ignored`
+// are treated as if they had left; they must include all other waits of the owner for any of the
+// same locks. The result contains views into the queue.
+std::vector<CycleStep> FindCycle(const WaitQueue& queue, const WaitQueue::Waiter& waiter,
                                  std::span<WaitQueue::Waiter* const> ignored, Instant now,
-                                 const ShowPlace& show);
+                                 const ShowKeyState& show);
 
-// How many places in lines, and how many holders, a search visits at most.
-inline constexpr size_t kMostPlacesSearched = 10'000;
-inline constexpr size_t kMostHoldersSearched = 20'000;
+// The largest number of queue entries, and of holders, that a search visits.
+inline constexpr size_t kMaxEntriesSearched = 10'000;
+inline constexpr size_t kMaxHoldersSearched = 20'000;
 
-// For a cycle, which is not empty:
-// "waiting for "b" would close the cycle worker-1 -> "b" -> worker-2 -> "a" -> worker-1". Locks
-// that are not `visible` to the reader, and those who hold them or stand before, appear as "?".
+// Describes a cycle, which must not be empty:
+//
+//     waiting for "b" would close the cycle worker-1 -> "b" -> worker-2 -> "a" -> worker-1
+//
+// Locks that are not `visible` to the reader, and the owners that hold them or wait ahead for them,
+// appear as "?".
 std::string DescribeCycle(const std::vector<CycleStep>& cycle,
                           const std::function<bool(LockName)>& visible);
 

@@ -8,15 +8,15 @@
 namespace turnstile {
 namespace {
 
-// Numbers are little-endian, whatever the machine.
+// Numbers are little-endian on every machine.
 void Put(std::string& out, uint64_t number, size_t bytes) {
   for (size_t i = 0; i < bytes; ++i) out += static_cast<char>(number >> (8 * i) & 0xff);
 }
 
 uint64_t Number(Instant moment) { return static_cast<uint64_t>(moment.time_since_epoch().count()); }
 
-// Reads bytes from left to right. What is not there reads as zero or nothing, which no field may
-// be, and leaves the reader failed.
+// Reads bytes from left to right. Reading beyond the end returns zero or nothing, which is not
+// valid for any field, and makes the reader fail.
 class ByteReader {
  public:
   explicit ByteReader(std::string_view bytes) : rest_(bytes) {}
@@ -42,7 +42,7 @@ class ByteReader {
     return number;
   }
 
-  // Out of range, it is a moment that no hold may name.
+  // A value out of range gives a time that is not valid in any hold.
   Instant TakeInstant() { return Instant{TakeMillis()}; }
   Millis TakeMillis() {
     const uint64_t number = TakeNumber(8);
@@ -55,7 +55,7 @@ class ByteReader {
   bool failed_ = false;
 };
 
-// Two or more.
+// Requires two holds or more.
 std::unique_ptr<Lock> DecodeHolds(ByteReader& reader, Mode mode) {
   std::vector<Hold> holds;
   while (!reader.AtEnd()) {
@@ -82,13 +82,13 @@ std::unique_ptr<Lock> DecodeOneRecord(std::string_view bytes) {
   return lock;
 }
 
-// Before several holds stands the first word of a lock of many, which no record begins with.
+// Several holds are preceded by the first word of a lock of many, which no record begins with.
 std::unique_ptr<Lock> DecodeRecords(std::string_view bytes) {
   ByteReader reader(bytes);
   const uint64_t head = reader.TakeNumber(8);
-  if (head >> Lock::kManyAt == 0) return DecodeOneRecord(bytes);
+  if (head >> Lock::kTableAt == 0) return DecodeOneRecord(bytes);
   for (const Mode mode : {Mode::kShared, Mode::kLimit}) {
-    if (head == Lock::ManyHead(mode)) return DecodeHolds(reader, mode);
+    if (head == Lock::TableHead(mode)) return DecodeHolds(reader, mode);
   }
   return nullptr;
 }
@@ -101,7 +101,7 @@ Encoded::Encoded(const Lock& lock) {
     return;
   }
   std::string& out = several_;
-  Put(out, Lock::ManyHead(lock.mode()), 8);
+  Put(out, Lock::TableHead(lock.mode()), 8);
   for (const Hold& hold : lock.holds(Lock::Order::kByOwner)) {
     Put(out, hold.token.value, 8);
     Put(out, Number(hold.since), 8);

@@ -1,7 +1,7 @@
-// A lock as bytes: what the RDB file, DUMP and a full synchronisation carry.
+// A lock as bytes: the format in RDB files, DUMP and full synchronisations.
 //
-// docs/storage-format.md writes the bytes down for readers outside this code; a dump of every
-// released version stays in tests/golden and must load for ever.
+// docs/storage-format.md specifies the format for readers outside this code. A dump of every
+// released version is kept in tests/golden and must remain loadable.
 
 #ifndef TURNSTILE_CORE_ENCODING_H_
 #define TURNSTILE_CORE_ENCODING_H_
@@ -15,15 +15,15 @@
 
 namespace turnstile {
 
-// Every version that was ever released has a name here and is never reused. The number travels
-// outside the bytes, as the encoding version of the Redis type.
+// Every version that was ever released has a name here, and its number is never reused. The number
+// is stored outside the bytes, as the encoding version of the Redis type.
 enum class EncodingVersion : int {
-  kRecords = 1,  // one hold: as it is in memory; several: a word with the mode, and a list
+  kRecords = 1,  // one hold: as in memory; several: a word with the mode, and a list
 };
 inline constexpr EncodingVersion kCurrentEncoding = EncodingVersion::kRecords;
 
-// A lock in the current version. Equal locks give equal bytes. A lock of one hold is not copied,
-// and must live as long.
+// A lock in the current version. Equal locks give equal bytes. A lock of one hold is not copied and
+// must outlive this object.
 class Encoded {
  public:
   explicit Encoded(const Lock& lock);
@@ -38,10 +38,11 @@ class Encoded {
 };
 std::string Encode(const Lock& lock);
 
-// The lock, or null if the bytes are not exactly what that version writes. Safe on any bytes.
+// Returns the lock, or null if the bytes are not exactly what that version writes. Safe on any
+// bytes.
 std::unique_ptr<Lock> Decode(std::string_view bytes, EncodingVersion version);
-// The same of bytes that come from operator new and are the lock's or gone afterwards: a lock of
-// one hold is not copied.
+// Like Decode, but takes ownership of the bytes, which must come from operator new. A lock of one
+// hold is not copied.
 std::unique_ptr<Lock> DecodeAndTake(char* bytes, size_t size, EncodingVersion version);
 
 }  // namespace turnstile

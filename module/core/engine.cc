@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/check.h"
 #include "core/views.h"
 
 namespace turnstile {
@@ -34,28 +35,36 @@ void LockDatabases::Swap(int first, int second) {
 
 // --- Commands -----------------------------------------------------------------------------------
 
-// Holds whose connection has closed have ended for everybody, also those that are still in the key.
-// This takes out the owner's, of which a command decides that concerns nobody else.
+// Holds whose connection has closed have ended for everybody, even while they are still in the key.
+// This removes the holds of `owner`, for a command that concerns only that owner.
 void Engine::EndClosedSessionsOf(OpenKeys& keys, Owner owner, Instant now) {
   if (!state_.sessions.has_ended()) return;
   for (size_t i = 0; i < keys.size(); ++i) writer_.EndClosedSessionOf(keys[i], owner, now);
 }
 
-// This takes out all of them, but of several crowded locks only a part: for the keys that it
-// returns as true the rest was put off.
+// This removes all of them, but if several locks have many, only some: for the keys whose result is
+// true the rest was deferred.
 std::vector<bool> Engine::EndClosedSessions(OpenKeys& keys, Instant now) {
   constexpr size_t kSteps = 10'000;
-  std::vector<bool> put_off;
-  if (!state_.sessions.has_ended()) return put_off;
+  std::vector<bool> deferred;
+  if (!state_.sessions.has_ended()) return deferred;
   for (size_t i = 0; i < keys.size(); ++i) {
-    put_off.push_back(!writer_.EndClosedSessionsIn(keys[i], now, kSteps / keys.size()));
+    deferred.push_back(!writer_.EndClosedSessionsIn(keys[i], now, kSteps / keys.size()));
   }
-  return put_off;
+  return deferred;
+}
+
+// The owner is about to be told of the hold that it has, whatever becomes of its token: an upgrade
+// or a floor may raise it.
+void Engine::ConfirmGrants(const OpenKey& key, Owner owner, Instant now) {
+  const std::optional<Hold> own = key.lock() == nullptr ? std::nullopt : key.lock()->Find(owner);
+  if (own.has_value() && own->LiveAt(now)) waiting_.ConfirmGrants(key.name(), owner, own->token);
 }
 
 AcquireResult Engine::Acquire(std::span<const KeyName> names, const AcquireRequest& request,
                               const Now& now) {
   using Kind = AcquireResult::Kind;
+  TURNSTILE_DCHECK(!running_);
   std::optional<uint64_t> session;
   if (request.session) {
     session = state_.host.CallerConnection();
@@ -66,40 +75,45 @@ AcquireResult Engine::Acquire(std::span<const KeyName> names, const AcquireReque
   OpenKeys keys(state_.host, names, Access::kWrite);
   if (keys.any_wrong_type()) return {Kind::kWrongType};
   EndClosedSessionsOf(keys, request.owner, moment);
-  const std::vector<bool> put_off = EndClosedSessions(keys, moment);
-  const Sites sites(keys, [&](size_t index, const OpenKey& key, const Place& place) {
-    if (!put_off.empty() && put_off[index]) return Crowd::Incompatible();
-    return waiting_.AheadOfNewcomer(key.name(), place, request, moment);
+  const std::vector<bool> deferred = EndClosedSessions(keys, moment);
+  const LockViews views(keys, [&](size_t index, const OpenKey& key, const KeyState& key_state) {
+    if (!deferred.empty() && deferred[index]) return WaitersAhead::Incompatible();
+    if (state_.queue.empty()) return WaitersAhead();
+    return waiting_.AheadOfNewcomer(key.name(), key_state, request, moment);
   });
   const TokenClock& clock = state_.tokens.Issuing(now.wall);
-  const Admission admission = Decide(sites.get(), request, now.wall, clock, state_.RulesAt(moment));
+  const Admission admission = Decide(views.get(), request, now.wall, clock, state_.RulesAt(moment));
   if (admission.granted()) {
+    if (!TURNSTILE_CHECK(IsSafeGrant(views.get(), request, admission, moment))) {
+      ++state_.stats.rejected;
+      return {Kind::kBusy};
+    }
     ++(admission.is_new() ? state_.stats.acquired_immediately : state_.stats.reacquired);
     for (size_t i = 0; i < keys.size(); ++i) {
+      if (waiting_.has_unconfirmed()) ConfirmGrants(keys[i], request.owner, moment);
       writer_.ExecuteGrant(keys[i], request, admission.token, moment, session, Via::kFact);
-      waiting_.OnOwnerReplied(keys[i].name(), request.owner);
     }
     return {Kind::kGranted, admission.token};
   }
   if (!admission.busy()) return {.kind = Kind::kRefused, .outcome = admission.outcome};
-  if (request.wait > Millis{0} && state_.host.CallerMayBlock()) {
-    return Park(keys, sites.get(), request, session, now);
+  if (request.wait > Millis{0}) {
+    auto caller = state_.host.CallerToPark();
+    if (caller.has_value()) {
+      return Park(keys, views.get(), request, session, std::move(*caller), now);
+    }
   }
   ++state_.stats.rejected;
   return {Kind::kBusy};
 }
 
-AcquireResult Engine::Park(const OpenKeys& keys, std::span<const Site> sites,
+AcquireResult Engine::Park(const OpenKeys& keys, std::span<const LockView> views,
                            const AcquireRequest& request, std::optional<uint64_t> session,
-                           const Now& now) {
+                           Host::ParkableCaller caller, const Now& now) {
   using Kind = AcquireResult::Kind;
-  ParkResult parked = waiting_.Park(keys, sites, request, session, now);
+  ParkResult parked = waiting_.Park(keys, views, request, session, std::move(caller), now);
   switch (parked.kind) {
     case ParkResult::Kind::kWaits:
       return {Kind::kWaits};
-    case ParkResult::Kind::kNobody:
-      ++state_.stats.rejected;
-      return {Kind::kBusy};
     case ParkResult::Kind::kWaitLimit:
       ++state_.stats.rejected_wait_limit;
       return {.kind = Kind::kWaitLimit, .limit = parked.limit};
@@ -115,13 +129,13 @@ AcquireResult Engine::Park(const OpenKeys& keys, std::span<const Site> sites,
   return {.kind = Kind::kDeadlock, .cycle = std::move(parked.cycle)};
 }
 
-// The command that the request needs to change a plain lock and that the server lacks; null if
-// there is none. Asked before anything is changed.
+// The command that the server lacks and that the request needs to change a plain lock; null if
+// there is none. Must be called before anything is changed.
 template <typename Request>
 const char* Engine::MissingCommand(OpenKeys& keys, const Request& request, Instant now) {
   for (size_t i = 0; i < keys.size(); ++i) {
     if (!keys[i].is_plain()) continue;
-    const Decision decision = Decide(keys[i].place(), request, now);
+    const Decision decision = Decide(keys[i].state(), request, now);
     if (!decision.change.has_value()) continue;
     const char* missing = state_.host.MissingCommandFor(*decision.change);
     if (missing != nullptr) return missing;
@@ -129,14 +143,21 @@ const char* Engine::MissingCommand(OpenKeys& keys, const Request& request, Insta
   return nullptr;
 }
 
+// The common beginning of a release and a touch. Returns a result if nothing can be done.
+template <typename Request>
+std::optional<CountResult> Engine::Prepare(OpenKeys& keys, const Request& request, Instant now) {
+  if (keys.any_wrong_type()) return CountResult{CountResult::Kind::kWrongType};
+  if (const char* missing = MissingCommand(keys, request, now); missing != nullptr) {
+    return CountResult{CountResult::Kind::kMissingCommand, 0, missing};
+  }
+  EndClosedSessionsOf(keys, request.owner, now);
+  return std::nullopt;
+}
+
 CountResult Engine::Release(std::span<const KeyName> names, const ReleaseRequest& request,
                             Instant now) {
   OpenKeys keys(state_.host, names, Access::kWrite);
-  if (keys.any_wrong_type()) return {CountResult::Kind::kWrongType};
-  if (const char* missing = MissingCommand(keys, request, now); missing != nullptr) {
-    return {CountResult::Kind::kMissingCommand, 0, missing};
-  }
-  EndClosedSessionsOf(keys, request.owner, now);
+  if (const auto refusal = Prepare(keys, request, now); refusal.has_value()) return *refusal;
   std::vector<bool> waited;
   if (!state_.queue.empty()) {
     std::vector<LockName> locks;
@@ -147,7 +168,7 @@ CountResult Engine::Release(std::span<const KeyName> names, const ReleaseRequest
   const Via via = keys.size() == 1 ? Via::kCommand : Via::kFact;
   size_t given_up = 0;  // held or waited for
   for (size_t i = 0; i < keys.size(); ++i) {
-    const Decision decision = Decide(keys[i].place(), request, now);
+    const Decision decision = Decide(keys[i].state(), request, now);
     if (decision.change.has_value()) writer_.Execute(keys[i], *decision.change, now, via);
     const bool held = decision.outcome == Outcome::kReleased;
     if (held) ++state_.stats.released;
@@ -160,17 +181,13 @@ CountResult Engine::Release(std::span<const KeyName> names, const ReleaseRequest
 CountResult Engine::Touch(std::span<const KeyName> names, const TouchRequest& request,
                           Instant now) {
   OpenKeys keys(state_.host, names, Access::kWrite);
-  if (keys.any_wrong_type()) return {CountResult::Kind::kWrongType};
-  if (const char* missing = MissingCommand(keys, request, now); missing != nullptr) {
-    return {CountResult::Kind::kMissingCommand, 0, missing};
-  }
-  EndClosedSessionsOf(keys, request.owner, now);
+  if (const auto refusal = Prepare(keys, request, now); refusal.has_value()) return *refusal;
   size_t touched = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
-    const Decision decision = Decide(keys[i].place(), request, now);
+    const Decision decision = Decide(keys[i].state(), request, now);
     if (!decision.change.has_value()) continue;
+    if (waiting_.has_unconfirmed()) ConfirmGrants(keys[i], request.owner, now);
     writer_.Execute(keys[i], *decision.change, now, Via::kFact);
-    waiting_.OnOwnerReplied(keys[i].name(), request.owner);
     ++touched;
   }
   state_.stats.touched += touched;
@@ -185,10 +202,10 @@ FenceResult Engine::Fence(const KeyName& name, const FenceRequest& request, Inst
   }
   const OpenKey key(state_.host, name, Access::kRead);
   if (key.wrong_type()) return {.wrong_type = true};
-  const Place place = key.place();
-  FenceResult result{.holds = CurrentToken(place, now)};
+  const KeyState key_state = key.state();
+  FenceResult result{.holds = CurrentToken(key_state, now)};
   if (!request.token.has_value()) return result;
-  result.current = IsCurrent(place, *request.token, now);
+  result.current = IsCurrent(key_state, *request.token, now);
   if (!request.then.empty()) {
     ++(result.current ? state_.stats.fence_passed : state_.stats.fence_rejected);
   }
@@ -199,42 +216,43 @@ FenceResult Engine::Fence(const KeyName& name, const FenceRequest& request, Inst
 
 namespace {
 
-// What is in a key, as everybody should see it: without the holds that have ended with their
-// connection and are not removed yet. A command that only reads cannot remove them.
-class Seen {
+// The key state as every caller should see it: without holds that have ended with their connection
+// and are not removed yet. A command that only reads cannot remove them.
+class VisibleState {
  public:
-  Seen(const OpenKey& key, const Sessions& sessions, Instant now) : place_(key.place()) {
+  VisibleState(const OpenKey& key, const Sessions& sessions, Instant now)
+      : key_state_(key.state()) {
     const LockName name = key.name();
-    if (place_.lock == nullptr || sessions.CountEnded(name) == 0) return;
+    if (key_state_.lock == nullptr || sessions.CountEnded(name) == 0) return;
     std::vector<Hold> left;
-    for (const Hold& hold : place_.lock->holds(Lock::Order::kByOwner)) {
+    for (const Hold& hold : key_state_.lock->holds(Lock::Order::kByOwner)) {
       if (!sessions.HasEnded(name, hold.owner) || !hold.LiveAt(now)) {
         left.push_back(hold);
       } else if (hold.linger > Millis{0}) {
         left.push_back(AfterSession(hold, now));
       }
     }
-    if (!left.empty()) lock_.reset(Lock::Make(place_.lock->mode(), left));
-    place_.lock = lock_.get();
+    if (!left.empty()) lock_.reset(Lock::Make(key_state_.lock->mode(), left));
+    key_state_.lock = lock_.get();
   }
 
-  const Place& place() const { return place_; }
+  const KeyState& state() const { return key_state_; }
 
  private:
-  Place place_;
+  KeyState key_state_;
   std::unique_ptr<Lock> lock_;
 };
 
-// How many of those who hold or wait LOCK.INFO shows one by one: it is a fast command.
+// The largest number of holders and of waiters that LOCK.INFO lists: it is a fast command.
 constexpr size_t kMostShown = 100;
 
-// How long a plain lock lasts, if it ends.
+// The time until a plain lock ends, if it does.
 std::optional<Millis> LeaseLeft(const PlainLock& plain, Instant now) {
-  return plain.end == kMaxInstant ? std::nullopt : std::optional<Millis>(plain.end - now);
+  return plain.end.has_value() ? std::optional<Millis>(*plain.end - now) : std::nullopt;
 }
 
-Mode ShownMode(const Place& place, const WaitQueue::Line* line, bool held) {
-  return held ? ModeOf(place) : line->first()->waiter().request().mode;
+Mode ShownMode(const KeyState& key_state, const WaitQueue::LockQueue* lock_queue, bool held) {
+  return held ? ModeOf(key_state) : lock_queue->first()->waiter().request().mode;
 }
 
 }  // namespace
@@ -243,25 +261,26 @@ std::optional<std::optional<LockInfo>> Engine::Inspect(const KeyName& name, cons
   const OpenKey key(state_.host, name, Access::kRead);
   if (key.wrong_type()) return std::nullopt;
   const Instant moment = now.moment();
-  const Seen seen(key, state_.sessions, moment);
-  const Place& place = seen.place();
-  const WaitQueue::Line* line = state_.queue.empty() ? nullptr : state_.queue.Find(key.name());
-  const bool held = CountHolders(place, moment) > 0;
+  const VisibleState visible(key, state_.sessions, moment);
+  const KeyState& key_state = visible.state();
+  const WaitQueue::LockQueue* lock_queue =
+      state_.queue.empty() ? nullptr : state_.queue.Find(key.name());
+  const bool held = CountHolders(key_state, moment) > 0;
   std::optional<LockInfo> result;
-  if (!held && line == nullptr) return result;
+  if (!held && lock_queue == nullptr) return result;
 
-  const Occupancy occupancy = OccupancyOf(place, moment);
+  const Occupancy occupancy = OccupancyOf(key_state, moment);
   LockInfo& info = result.emplace();
-  info.mode = ShownMode(place, line, held);
-  info.is_plain = held && place.plain.has_value();
+  info.mode = ShownMode(key_state, lock_queue, held);
+  info.is_plain = held && key_state.plain.has_value();
   info.holding = occupancy.live;
   info.linger_left = occupancy.linger_left;
   info.grace_left = state_.tokens.GraceLeft(moment);
   if (info.is_plain) {
-    info.holders.push_back(
-        {.owner = std::string(place.plain->value), .lease_left = LeaseLeft(*place.plain, moment)});
+    info.holders.push_back({.owner = std::string(key_state.plain->value),
+                            .lease_left = LeaseLeft(*key_state.plain, moment)});
   } else if (held) {
-    for (const Hold& hold : place.lock->holds(Lock::Order::kByToken)) {
+    for (const Hold& hold : key_state.lock->holds(Lock::Order::kByToken)) {
       if (info.holders.size() == kMostShown) break;
       if (!hold.LiveAt(moment)) continue;
       info.holders.push_back({.owner = std::string(hold.owner.bytes),
@@ -273,13 +292,12 @@ std::optional<std::optional<LockInfo>> Engine::Inspect(const KeyName& name, cons
                               .session = state_.sessions.BoundTo(key.name(), hold.owner)});
     }
   }
-  if (line == nullptr) return result;
-  info.waiting = line->size();
+  if (lock_queue == nullptr) return result;
+  info.waiting = lock_queue->size();
   const Tick tick = now.tick();
-  for (const auto* place_in_line = line->first();
-       place_in_line != nullptr && info.waiters.size() < kMostShown;
-       place_in_line = place_in_line->behind()) {
-    const WaitQueue::Waiter& waiter = place_in_line->waiter();
+  for (const auto* entry = lock_queue->first();
+       entry != nullptr && info.waiters.size() < kMostShown; entry = entry->behind()) {
+    const WaitQueue::Waiter& waiter = entry->waiter();
     info.waiters.push_back({.owner = std::string(waiter.request().owner.bytes),
                             .mode = waiter.request().mode,
                             .waited = tick - waiter.since(),
@@ -291,43 +309,44 @@ std::optional<std::optional<LockInfo>> Engine::Inspect(const KeyName& name, cons
 
 std::optional<LockSummary> Engine::Summarize(const KeyName& name, const Now& now, Budget& budget) {
   constexpr size_t kTell = 5;           // ten fields
-  constexpr size_t kHoldsPerUnit = 20;  // each hold is looked at
+  constexpr size_t kHoldsPerUnit = 20;  // each hold is visited
   const OpenKey key(state_.host, name, Access::kRead);
   if (key.wrong_type()) return std::nullopt;
   const Instant moment = now.moment();
-  const Seen seen(key, state_.sessions, moment);
-  const Place& place = seen.place();
-  const WaitQueue::Line* line = state_.queue.empty() ? nullptr : state_.queue.Find(key.name());
-  const bool held = CountHolders(place, moment) > 0;
-  if (!held && line == nullptr) return std::nullopt;
+  const VisibleState visible(key, state_.sessions, moment);
+  const KeyState& key_state = visible.state();
+  const WaitQueue::LockQueue* lock_queue =
+      state_.queue.empty() ? nullptr : state_.queue.Find(key.name());
+  const bool held = CountHolders(key_state, moment) > 0;
+  if (!held && lock_queue == nullptr) return std::nullopt;
 
-  budget.Spend(kTell + (place.lock == nullptr ? 0 : place.lock->size() / kHoldsPerUnit));
-  const Occupancy occupancy = OccupancyOf(place, moment);
+  budget.Spend(kTell + (key_state.lock == nullptr ? 0 : key_state.lock->size() / kHoldsPerUnit));
+  const Occupancy occupancy = OccupancyOf(key_state, moment);
   LockSummary summary{.key = std::string(key.name().key),
-                      .mode = ShownMode(place, line, held),
-                      .is_plain = held && place.plain.has_value(),
+                      .mode = ShownMode(key_state, lock_queue, held),
+                      .is_plain = held && key_state.plain.has_value(),
                       .holding = occupancy.live,
                       .linger_left = occupancy.linger_left};
-  if (const std::optional<Hold> hold = CurrentHold(place, moment); hold.has_value()) {
+  if (const std::optional<Hold> hold = CurrentHold(key_state, moment); hold.has_value()) {
     summary.owner = hold->owner.bytes;
     summary.token = hold->token;
     summary.held = std::max(moment - hold->since, Millis{0});
     summary.lease_left = hold->end - moment;
   } else if (summary.is_plain) {
-    if (place.plain->value.size() <= kMaxOwnerBytes) summary.owner = place.plain->value;
-    summary.lease_left = LeaseLeft(*place.plain, moment);
+    if (key_state.plain->value.size() <= kMaxOwnerBytes) summary.owner = key_state.plain->value;
+    summary.lease_left = LeaseLeft(*key_state.plain, moment);
   }
-  if (line != nullptr) {
-    summary.waiting = line->size();
-    summary.longest_wait = now.tick() - line->waiting_since();
+  if (lock_queue != nullptr) {
+    summary.waiting = lock_queue->size();
+    summary.longest_wait = now.tick() - lock_queue->waiting_since();
   }
   return summary;
 }
 
-std::vector<std::string> Engine::LongestLines(int db, size_t most) const {
+std::vector<std::string> Engine::LongestQueues(int db, size_t most) const {
   std::vector<std::string> names;
-  for (const WaitQueue::Line* line : state_.queue.LongestLines(db, most)) {
-    names.emplace_back(line->lock().key);
+  for (const WaitQueue::LockQueue* lock_queue : state_.queue.LongestQueues(db, most)) {
+    names.emplace_back(lock_queue->lock().key);
   }
   return names;
 }
@@ -342,11 +361,11 @@ size_t Engine::CountLocks() {
 
 void Engine::ApplyRelease(const KeyName& name, Owner owner) {
   OpenKey key(state_.host, name, Access::kWrite);
-  writer_.ApplyReplicated(key, Released{owner});
+  writer_.ApplyReplicated(key, HoldReleased{owner});
   state_.host.ReplicateVerbatim();
 }
 
-void Engine::ApplyFact(const KeyName& name, const HeldFact& fact) {
+void Engine::ApplyFact(const KeyName& name, const HoldSetFact& fact) {
   OpenKey key(state_.host, name, Access::kWrite);
   writer_.ApplyReplicated(key, fact.held);
   state_.host.ReplicateVerbatim();
@@ -357,11 +376,11 @@ void Engine::ApplyFact(const KeyName& name, const Fact& fact) {
     state_.tokens.Observe(floor->token);
   } else {
     OpenKey key(state_.host, name, Access::kWrite);
-    if (const auto* ended = std::get_if<EndedFact>(&fact)) {
+    if (const auto* ended = std::get_if<HoldEndedFact>(&fact)) {
       writer_.ApplyReplicated(key, ended->ended);
-    } else if (const auto* expired = std::get_if<ExpiredFact>(&fact)) {
+    } else if (const auto* expired = std::get_if<HoldsExpiredFact>(&fact)) {
       writer_.ApplyReplicated(key, expired->expired);
-    } else if (const auto* session = std::get_if<SessionFact>(&fact)) {
+    } else if (const auto* session = std::get_if<SessionsEndedFact>(&fact)) {
       writer_.ApplyReplicated(key, session->ended());
     }
   }
@@ -370,16 +389,28 @@ void Engine::ApplyFact(const KeyName& name, const Fact& fact) {
 
 // --- What happened in the server ----------------------------------------------------------------
 
-void Engine::OnTtlChanged(std::string_view key) {
-  if (!keys_with_foreign_ttl_.contains(key)) keys_with_foreign_ttl_.emplace(key);
+void Engine::OnKeyRenamed(LockName old_name) {
+  state_.reporter.OnRenamed(old_name);
+  lock_arrives_ = writer_.WasLastRemoved(old_name.key);
 }
 
-void Engine::OnLockLoaded(int db, std::optional<Token> token) {
-  if (db >= 0) state_.databases.Add(db);
+void Engine::OnKeyArrived(std::string_view key) {
+  if (std::exchange(lock_arrives_, false)) state_.names.Add(key);
+}
+
+void Engine::OnTtlChanged(std::string_view key) {
+  if (!MayBeLock(key)) return;
+  if (!keys_with_foreign_ttl_.contains(key)) keys_with_foreign_ttl_.emplace(key);
+  state_.host.RunSoon();
+}
+
+void Engine::OnLockLoaded(LockName name, std::optional<Token> token) {
+  if (name.db >= 0) state_.databases.Add(name.db);
+  state_.names.Add(name.key);
   if (token.has_value()) state_.tokens.Observe(*token);
 }
 
-// Looks at all keys until it has found as many locks as there are, because nothing else knows which
+// Visits keys until it has found as many locks as there are, because nothing else records which
 // keys are locks and how many holders each has. That takes a fraction of the time in which the
 // server frees the keys. Rejected: a table of all locks, which would make each of them larger and
 // slower.
@@ -391,7 +422,7 @@ void Engine::OnFlushing(std::optional<int> db, Instant now) {
     if (db.has_value() && each != *db) continue;
     if (left == 0) break;
     state_.host.VisitLocks(each, [&](LockName name, const Lock& lock) {
-      state_.reporter.Flushed(name, lock, counts, now);
+      state_.reporter.OnFlushed(name, lock, counts, now);
       return --left > 0;
     });
   }
@@ -410,7 +441,25 @@ void Engine::OnSwapped(int first, int second) {
   state_.queue.WakeAll(second);
 }
 
+void Engine::OnStarted(FineInstant now) {
+  state_.tokens.ProcessStarted(now);
+  must_start_ = true;
+  state_.host.RunSoon();
+}
+
+void Engine::OnPromoted() {
+  waiting_.OnPromoted();
+  must_start_ = true;
+  state_.host.RunSoon();
+}
+
+void Engine::OnCopy(FineInstant now) {
+  state_.tokens.ReplicateFloorSoon(now);
+  if (has_tasks()) state_.host.RunSoon();
+}
+
 void Engine::OnDemoted() {
+  must_start_ = false;
   state_.tokens.StopIssuing();
   keys_with_foreign_ttl_.clear();
   waiting_.OnDemoted();
@@ -424,73 +473,74 @@ void Engine::OnDisconnected(uint64_t connection) {
 
 void Engine::OnUnblocked(WaitingCall& call, bool timed_out, Tick now) {
   waiting_.OnUnblocked(call, timed_out, now);
-  const std::optional<Instant> due = waiting_.NextDue();
-  if (due.has_value() && *due == kMinInstant) state_.host.WakeEventLoop();
+  if (waiting_.NextDue() == Due::AtOnce()) state_.host.WakeEventLoop();
 }
 
 // --- Work that no command carries ---------------------------------------------------------------
 
 bool Engine::has_tasks() const {
-  return state_.tokens.has_floor_to_replicate() || !keys_with_foreign_ttl_.empty() ||
+  return must_start_ || state_.tokens.has_floor_to_replicate() || !keys_with_foreign_ttl_.empty() ||
          state_.sessions.has_ended();
 }
 
 bool Engine::is_idle() const {
-  return state_.tokens.issuing() && !has_tasks() && waiting_.empty() &&
-         !waiting_.NextDue().has_value();
+  return !has_tasks() && !state_.reporter.has_pending() && waiting_.empty() &&
+         waiting_.NextDue().is_never();
 }
 
-std::optional<Instant> Engine::RunDueWork(const Now& now, Budget budget) {
+Due Engine::RunDueWork(const Now& now, Budget budget) {
+  if (!TURNSTILE_CHECK(!running_)) return Due::AtOnce();
+  running_ = true;
   // How soon a write that is not allowed now is tried again.
-  constexpr Millis kTryAgain{10};
+  constexpr Millis kRetryAfter{10};
   const Instant moment = now.moment();
-  const auto next_due = [this] {
-    const std::optional<Instant> waiting = waiting_.NextDue();
-    const std::optional<Instant> slots = state_.host.NextSlotRefresh();
-    if (!waiting.has_value() || !slots.has_value()) return waiting.has_value() ? waiting : slots;
-    return std::optional(std::min(*waiting, *slots));
-  };
-  const bool had_tasks = has_tasks();
-  waiting_.TimeOut(now.tick(), budget);
-  const std::optional<Instant> due = next_due();
-  const bool has_work = had_tasks || (due.has_value() && *due <= moment);
-  const bool may_write = (has_work || !state_.tokens.issuing()) && state_.host.MayWrite();
-  if (may_write) state_.tokens.Issuing(now.wall);
-  state_.host.RefreshSlots(now.wall);
+  if (must_start_ && state_.host.role() == Role::kReplica) must_start_ = false;
+  const bool has_work = has_tasks() || waiting_.NextDue().IsDueAt(moment) ||
+                        state_.queue.FirstTimedOut(now.tick()) != nullptr;
+  const bool may_write = has_work && state_.host.MayWrite();
   if (may_write) {
-    if (state_.host.MayReplicateFloor()) {
-      const std::optional<Token> floor = state_.tokens.TakeFloorToReplicate(now.wall);
-      if (floor.has_value()) state_.host.ReplicateFloor(*floor);
-    }
-    RestoreTtls(moment, budget);
-    waiting_.TakeBackUndelivered(moment, budget);
-    // First all of these: in a pass in which waiters are tried, no hold of a closed connection is
-    // left.
-    writer_.EndClosedSessions(moment, budget);
-    waiting_.GrantWaiters(now, budget);
+    must_start_ = false;
+    state_.tokens.Issuing(now.wall);
   }
-  std::optional<Instant> next;
-  if (has_work && !may_write) {
-    next = moment + kTryAgain;
-  } else if (!keys_with_foreign_ttl_.empty() || state_.sessions.has_ended()) {
-    next = moment;  // the budget is spent
-  } else if (const auto later = next_due(); later.has_value()) {
-    next = std::max(moment, *later);
+  const Host::SlotRefresh slots = state_.host.RefreshSlots(now.wall);
+  if (slots.checked) waiting_.EndWaitsForLostSlots();
+  waiting_.TimeOut(now.tick(), budget);
+  if (may_write) RunTasks(now, budget);
+
+  const bool budget_spent = !keys_with_foreign_ttl_.empty() || state_.sessions.has_ended();
+  Due next = waiting_.NextDue();
+  if (budget_spent) next = Due::AtOnce();
+  if (has_work && !may_write) next = Due::At(moment + kRetryAfter);
+  if (waiting_.has_ended()) next = Due::AtOnce();  // which needs no write
+  next = Earlier(next, slots.next);
+  if (const auto time_out = state_.queue.NextTimeOut(); time_out.has_value()) {
+    next = Earlier(next, Due::At(moment + (*time_out - now.tick())));
   }
-  if (!waiting_.empty()) {
-    const Instant time_out = moment + (state_.queue.NextTimeOut() - now.tick());
-    next = std::min(next.value_or(time_out), time_out);
-  }
+  running_ = false;
   return next;
 }
 
-// The leases inside the value decide; the key's TTL only follows them. In which database the key
-// was changed is not known for certain (see OnKeyChanged), and locks are in few.
+// The writes of this server outside commands. Requires that it may write.
+void Engine::RunTasks(const Now& now, Budget& budget) {
+  const Instant moment = now.moment();
+  if (state_.tokens.has_floor_to_replicate() && state_.host.MayReplicateFloor()) {
+    const std::optional<Token> floor = state_.tokens.TakeFloorToReplicate(now.wall);
+    if (floor.has_value()) state_.host.ReplicateFloor(*floor);
+  }
+  RestoreTtls(moment, budget);
+  if (waiting_.has_undelivered()) waiting_.TakeBackUndelivered(moment, budget);
+  // All of these before any waiter is tried, so that no hold of a closed connection is left.
+  if (state_.sessions.has_ended()) writer_.EndClosedSessions(moment, budget);
+  waiting_.GrantWaiters(now, budget);
+}
+
+// The leases in the value decide; the TTL of the key only follows them. It is not certain in which
+// database the key was changed (see OnKeyChanged), but few databases contain locks.
 void Engine::RestoreTtl(LockName name, Instant now) {
   OpenKey key(state_.host, {.lock = name}, Access::kInspect);
   const Lock* lock = key.lock();
-  if (lock == nullptr || state_.host.ExpiryOf(key.content()) == lock->closes()) return;
-  const Held last{lock->mode(), lock->last(Lock::Order::kByClosing)};
+  if (lock == nullptr || state_.host.ExpiryOf(key.content()) == lock->blocks_until()) return;
+  const HoldSet last{lock->mode(), lock->last(Lock::Order::kByBlocksUntil)};
   writer_.Execute(key, last, now, Via::kDeferred);
 }
 

@@ -2,21 +2,21 @@
 //
 //     client -> commands -> Engine <- callbacks (key changed, removed, flushed, disconnected, role)
 //                             |
-//                             v asks and tells
+//                             v calls
 //                            Host
 //
-// A command enters by one function below, with the time read once; the functions that begin with
-// On tell what happened in the server; RunDueWork does what no command carries. Inside an event of
-// the server a write is applied after, but replicated before, the command that caused it; and
-// outside a command the server does not check whether a write is allowed at all: under CLIENT PAUSE
-// it crashes, on a replica it silently diverges. So what happened is only recorded, and the work
-// that follows from it is done in RunDueWork, which first asks whether this server may write now.
-// If it may not, the work stays pending.
+// A command enters through one of the functions below, with the time read once. The functions that
+// begin with On report what happened in the server. RunDueWork does the work that no command
+// carries. A write inside a server event is applied after the command that caused the event, but
+// replicated before it. Outside a command the server does not check whether a write is allowed at
+// all: under CLIENT PAUSE it crashes, and a replica silently diverges. So events are only recorded,
+// and the work that follows from them is done in RunDueWork, which first checks whether this server
+// may write now. If it may not, the work stays pending.
 //
-// Pending may be: the floor of the token clock, to be replicated when this server starts to issue,
-// and again to those who get a copy of the data; the TTL of locks that strangers changed (EXPIRE,
-// PERSIST, RESTORE), to be set back to their leases; the end of holds whose connection closed; and
-// everything that waiting calls wait for.
+// The following can be pending: the floor of the token clock, which is replicated when this server
+// starts to issue and again when a copy of the data is made; the TTL of locks that other clients
+// changed (EXPIRE, PERSIST, RESTORE), which is set back to the lease; the end of holds whose
+// connection closed; and everything that waiting calls wait for.
 
 #ifndef TURNSTILE_CORE_ENGINE_H_
 #define TURNSTILE_CORE_ENGINE_H_
@@ -45,12 +45,12 @@ namespace turnstile {
 struct AcquireResult {
   enum class Kind {
     kGranted,
-    kBusy,   // it did not wait, or may not
+    kBusy,   // it did not ask to wait, or may not
     kWaits,  // it is answered later
     kRefused,
     kWrongType,
     kNoSession,      // SESSION without a connection
-    kWaitLimit,      // `limit` calls wait already
+    kWaitLimit,      // `limit` calls are waiting already
     kUserWaitLimit,  // likewise, of this user
     kCannotWait,     // the server does not let this connection wait
     kDeadlock,
@@ -66,7 +66,7 @@ struct AcquireResult {
 struct CountResult {
   enum class Kind { kDone, kWrongType, kMissingCommand };
   Kind kind = Kind::kDone;
-  size_t count = 0;               // of locks that it was done to
+  size_t count = 0;               // the number of locks released or touched
   const char* missing = nullptr;  // the command that the server lacks to change a plain lock
 };
 
@@ -74,11 +74,11 @@ struct CountResult {
 struct FenceResult {
   bool wrong_type = false;
   bool current = false;          // the token holds the lock
-  std::optional<Token> holds{};  // the highest one that does
+  std::optional<Token> holds{};  // the highest token that does
 };
 
-// What LOCK.INFO tells. Holders and waiters are the first ones, in order of their tokens and of
-// arrival.
+// What LOCK.INFO shows: the first holders in order of their tokens, and the first waiters in order
+// of arrival.
 struct LockInfo {
   struct Holder {
     std::optional<std::string> owner;
@@ -87,7 +87,7 @@ struct LockInfo {
     std::optional<Millis> held;
     uint32_t count = 1;
     Millis linger{0};
-    std::optional<uint64_t> session;  // the connection that the hold ends with
+    std::optional<uint64_t> session;  // the connection that the hold is bound to
   };
   struct Waiter {
     std::string owner;
@@ -96,7 +96,7 @@ struct LockInfo {
     Millis left{0};
     uint64_t connection = 0;
   };
-  Mode mode = Mode::kExclusive;  // in which it is held, or in which the first in line asks for it
+  Mode mode = Mode::kExclusive;  // in which it is held; if it is free, that of the first waiter
   bool is_plain = false;
   size_t holding = 0;
   std::vector<Holder> holders;
@@ -106,8 +106,8 @@ struct LockInfo {
   Millis grace_left{0};
 };
 
-// What LOCK.LIST and LOCK.TOP tell of one lock; of several holders about the one with the highest
-// token.
+// What LOCK.LIST and LOCK.TOP show of one lock. If it has several holders, the fields describe the
+// one with the highest token.
 struct LockSummary {
   std::string key;
   Mode mode = Mode::kExclusive;
@@ -128,7 +128,7 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // --- Commands of clients, on a primary. The first key is the one that the command names, the
+  // --- Commands of clients, on a primary. The first key is the one that the command names; the
   // others follow ALSO.
 
   AcquireResult Acquire(std::span<const KeyName> names, const AcquireRequest& request,
@@ -137,52 +137,64 @@ class Engine {
   CountResult Touch(std::span<const KeyName> names, const TouchRequest& request, Instant now);
   FenceResult Fence(const KeyName& name, const FenceRequest& request, Instant now);
 
-  // Null if nobody holds the lock or waits for it; nothing if the key holds something else.
+  // The inner optional is empty if nobody holds the lock or waits for it; the outer one is empty if
+  // the key holds another type.
   std::optional<std::optional<LockInfo>> Inspect(const KeyName& name, const Now& now);
   std::optional<LockSummary> Summarize(const KeyName& name, const Now& now, Budget& budget);
-  // Copies of the names of the longest lines of a database, the longest first.
-  std::vector<std::string> LongestLines(int db, size_t most) const;
-  // How many locks there are on this server.
+  // Copies of the names of the longest lock queues of a database, longest first.
+  std::vector<std::string> LongestQueues(int db, size_t most) const;
+  // The number of locks on this server.
   size_t CountLocks();
 
-  // --- What the primary, or the AOF, says: applied as it is, never decided
+  // --- What the primary or the AOF decided: applied as it is, never decided again
 
   void ApplyRelease(const KeyName& name, Owner owner);
-  void ApplyFact(const KeyName& name, const HeldFact& fact);
-  // `name` is of the fact's key; a floor has none.
+  void ApplyFact(const KeyName& name, const HoldSetFact& fact);
+  // `name` is the fact's key. A floor has none.
   void ApplyFact(const KeyName& name, const Fact& fact);
 
-  // --- What happened in the server. Only recorded: no key is opened
+  // --- What happened in the server. Only recorded: no key is opened (OnFlushing visits all keys)
 
-  // Whatever removes a lock from its key, other than a flush or a swap, is told here. `now`: none
-  // while the server loads, or if is_removing().
-  void OnKeyRemoved(LockName name, const Lock& lock, std::optional<Instant> now) {
-    writer_.OnKeyRemoved(name, lock, now);
+  // Must be called whenever a lock is removed from its key, except by a flush or a swap. If
+  // is_removing(), role and time do not matter; the time is also absent while the server is
+  // loading.
+  void OnKeyRemoved(LockName name, const Lock& lock, Role role, std::optional<Instant> now) {
+    writer_.OnKeyRemoved(name, lock, role, now);
   }
-  // Whether it is the engine itself that removes a key now.
+  // Whether the engine itself is removing a key.
   bool is_removing() const { return writer_.is_removing(); }
-  // It was removed because the server needed the memory, or taken to another name or database.
-  void OnKeyEvicted(LockName name) { state_.reporter.Evicted(name); }
-  void OnKeyRenamed(LockName old_name) { state_.reporter.Renamed(old_name); }
-  // The key of this name was changed, in whatever database: in a transaction Valkey 9 does not tell
+  // The key was removed because the server needed memory; or it was renamed or moved to another
+  // database.
+  void OnKeyEvicted(LockName name) { state_.reporter.OnEvicted(name); }
+  void OnKeyRenamed(LockName old_name);
+  // A key has come to this name, or to this name in another database. Follows OnKeyRenamed.
+  void OnKeyArrived(std::string_view key);
+  // Whether a key of this name may be a lock. Wrong answers are possible, but only such ones.
+  bool MayBeLock(std::string_view key) const { return state_.names.MayContain(key); }
+  // There is no lock in any database.
+  void OnLocksGone() { state_.names.Clear(); }
+  // The key of this name was changed in some database: in a transaction Valkey 9 does not report
   // which.
   void OnKeyChanged(std::string_view key) {
-    if (!state_.queue.empty()) state_.queue.WakeEvery(key);
+    if (!state_.queue.empty()) state_.queue.WakeInEveryDatabase(key);
   }
-  // Its TTL may have been changed on this primary.
+  // The TTL of the key may have been changed on this primary.
   void OnTtlChanged(std::string_view key);
-  // A lock with this token was loaded or restored into a database, or a value of no key (< 0).
-  void OnLockLoaded(int db, std::optional<Token> token);
+  // A lock with this token was loaded or restored into a database; `db` < 0 if it is not known
+  // which.
+  void OnLockLoaded(LockName name, std::optional<Token> token);
   void OnLocksMayBeIn(int db) { state_.databases.Add(db); }
-  // A database, or all of them, is about to be emptied; and was.
+  // A database, or all of them if `db` is absent, is about to be emptied; and has been emptied.
   void OnFlushing(std::optional<int> db, Instant now);
   void OnFlushed(std::optional<int> db);
   void OnSwapped(int first, int second);
-  void OnPromoted() { waiting_.OnPromoted(); }
+  // The process has started, and may be a primary as soon as it has loaded its data.
+  void OnStarted(FineInstant now);
+  void OnPromoted();
   void OnDemoted();
   void OnDisconnected(uint64_t connection);
   // A copy of all data is about to be made.
-  void OnCopy(FineInstant now) { state_.tokens.ReplicateFloorSoon(now); }
+  void OnCopy(FineInstant now);
   void OnSettingsChanged() { state_.queue.WakeAll(std::nullopt); }
 
   void OnUnblocked(WaitingCall& call, bool timed_out, Tick now);
@@ -190,19 +202,15 @@ class Engine {
 
   // --- Work that no command carries
 
-  // Whether RunDueWork has nothing to do, now or later. Cheap.
+  // Whether RunDueWork has nothing to do, now or at any time that it has not named. Cheap.
   bool is_idle() const;
-  // Returns when it has to be called again, if nothing happens before.
-  std::optional<Instant> RunDueWork(const Now& now, Budget budget);
-  // Tells subscribers what has not been told yet.
-  void Drain() { state_.reporter.Drain(); }
+  // Does the work that is due, within the budget. Returns when it must be called again.
+  Due RunDueWork(const Now& now, Budget budget);
+  // Publishes and counts what is still pending. Called in every such pass, and before statistics
+  // are shown.
+  void PublishPending() { state_.reporter.PublishPending(); }
 
-  // Answers those who wait for locks of which `why` tells why they cannot be granted here any more.
-  void EndWaits(const std::function<std::optional<std::string>(LockName)>& why) {
-    waiting_.EndWaits(why);
-  }
-
-  // --- What it keeps
+  // --- State
 
   Settings& settings() { return state_.settings; }
   const Settings& settings() const { return state_.settings; }
@@ -215,22 +223,31 @@ class Engine {
 
  private:
   void EndClosedSessionsOf(OpenKeys& keys, Owner owner, Instant now);
+  void ConfirmGrants(const OpenKey& key, Owner owner, Instant now);
   std::vector<bool> EndClosedSessions(OpenKeys& keys, Instant now);
   template <typename Request>
   const char* MissingCommand(OpenKeys& keys, const Request& request, Instant now);
-  AcquireResult Park(const OpenKeys& keys, std::span<const Site> sites,
+  template <typename Request>
+  std::optional<CountResult> Prepare(OpenKeys& keys, const Request& request, Instant now);
+  AcquireResult Park(const OpenKeys& keys, std::span<const LockView> views,
                      const AcquireRequest& request, std::optional<uint64_t> session,
-                     const Now& now);
-  // Whether there is something to write that does not wait for a moment to come.
+                     Host::ParkableCaller caller, const Now& now);
+  // Whether there is something to write that can be done at once, without waiting for a certain
+  // time.
   bool has_tasks() const;
+  void RunTasks(const Now& now, Budget& budget);
   void RestoreTtls(Instant now, Budget& budget);
   void RestoreTtl(LockName name, Instant now);
 
   EngineState state_;
   Writer writer_;
   WaitingCalls waiting_;
-  // Names of keys whose TTL somebody changed, or moved, while there were locks: some may be locks.
+  // Names of keys whose TTL was changed, or which were moved, by other commands while there were
+  // locks. Some of these keys may be locks.
   std::set<std::string, std::less<>> keys_with_foreign_ttl_;
+  bool lock_arrives_ = false;  // the key that is being renamed or moved is a lock
+  bool must_start_ = false;    // this server may have become a primary, and does not issue yet
+  bool running_ = false;       // whether RunDueWork is running; it must not be re-entered
 };
 
 }  // namespace turnstile

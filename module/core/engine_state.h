@@ -1,4 +1,4 @@
-// What the parts of the engine share.
+// State that the parts of the engine share.
 
 #ifndef TURNSTILE_CORE_ENGINE_STATE_H_
 #define TURNSTILE_CORE_ENGINE_STATE_H_
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/host.h"
+#include "core/name_filter.h"
 #include "core/reporter.h"
 #include "core/sessions.h"
 #include "core/settings.h"
@@ -17,7 +18,7 @@
 
 namespace turnstile {
 
-// The databases in which there may be locks; in others there are none. There are few.
+// The databases that may contain locks; all others contain none. There are few.
 class LockDatabases {
  public:
   const std::vector<int>& all() const { return databases_; }
@@ -25,7 +26,7 @@ class LockDatabases {
   void Add(int db) {
     if (databases_.size() != 1 || databases_.front() != db) Insert(db);
   }
-  // All databases, if none is named.
+  // Forgets all databases if `db` is absent.
   void Forget(std::optional<int> db);
   void Swap(int first, int second);
 
@@ -47,8 +48,9 @@ struct EngineState {
   WaitQueue queue;
   Reporter reporter;
   LockDatabases databases;
+  NameFilter names;  // of locks
 
-  // By which rules requests are granted now.
+  // The rules by which requests are granted now.
   GrantRules RulesAt(Instant now) const {
     return {.grace = tokens.GraceAt(now), .max_holders = settings.max_holders};
   }

@@ -9,8 +9,8 @@ namespace {
 
 bool IsOwner(std::string_view bytes) { return !bytes.empty() && bytes.size() <= kMaxOwnerBytes; }
 
-// [SHARED | LIMIT] [COUNT n] [LINGER ms], in this order. False: something else.
-bool ParseDetails(Args args, Held& held) {
+// [SHARED | LIMIT] [COUNT n] [LINGER ms], in this order. Returns false for anything else.
+bool ParseDetails(Args args, HoldSet& held) {
   const auto take = [&args](std::string_view word) {
     if (args.empty() || !IsKeyword(args.front(), word)) return false;
     args = args.subspan(1);
@@ -39,7 +39,7 @@ bool ParseDetails(Args args, Held& held) {
 }
 
 // key owner "token since-ms end-ms" …
-std::optional<HeldFact> TryParseHeld(Args args) {
+std::optional<HoldSetFact> TryParseHoldSet(Args args) {
   constexpr size_t kFixedArgs = 3;
   if (args.size() < kFixedArgs) return std::nullopt;
   std::array<std::string_view, 3> numbers;
@@ -48,21 +48,21 @@ std::optional<HeldFact> TryParseHeld(Args args) {
     number = rest.substr(0, rest.find(' '));
     rest.remove_prefix(std::min(number.size() + 1, rest.size()));
   }
-  // Nothing is left over, not even a space at the end.
+  // Nothing may be left over, not even a trailing space.
   const size_t size = numbers[0].size() + numbers[1].size() + numbers[2].size() + 2;
   if (size != args[2].size()) return std::nullopt;
   const auto token = ParseToken(numbers[0]);
   const auto since = ParseDigits(numbers[1]);
   const auto end = ParseDigits(numbers[2]);
   if (!token.has_value() || !since.has_value() || !end.has_value()) return std::nullopt;
-  Held held{.hold = {.owner = Owner{args[1]},
-                     .token = *token,
-                     .since = Instant{Millis{*since}},
-                     .end = Instant{Millis{*end}}}};
+  HoldSet held{.hold = {.owner = Owner{args[1]},
+                        .token = *token,
+                        .since = Instant{Millis{*since}},
+                        .end = Instant{Millis{*end}}}};
   if (!ParseDetails(args.subspan(kFixedArgs), held) || !IsWellFormed(held.hold)) {
     return std::nullopt;
   }
-  return HeldFact{.key = args[0], .held = held};
+  return HoldSetFact{.key = args[0], .held = held};
 }
 
 std::optional<Fact> ParseEnded(Args args) {
@@ -70,7 +70,7 @@ std::optional<Fact> ParseEnded(Args args) {
   if (args.size() < kFixedArgs || args.size() > kFixedArgs + 1 || !IsOwner(args[2])) {
     return std::nullopt;
   }
-  EndedFact fact{.key = args[1], .ended = Ended{Owner{args[2]}}};
+  HoldEndedFact fact{.key = args[1], .ended = HoldEnded{Owner{args[2]}}};
   if (args.size() == kFixedArgs) return fact;
   if (!IsKeyword(args[kFixedArgs], WordFor(Loss::kUndelivered))) return std::nullopt;
   fact.ended.how = Loss::kUndelivered;
@@ -88,7 +88,7 @@ std::optional<Fact> ParseExpired(Args args) {
   if (args.size() != 3) return std::nullopt;
   const auto before = ParseInstant(args[2]);
   if (!before.has_value()) return std::nullopt;
-  return ExpiredFact{.key = args[1], .expired = Expired{*before}};
+  return HoldsExpiredFact{.key = args[1], .expired = HoldsExpired{*before}};
 }
 
 std::optional<Fact> ParseSession(Args args) {
@@ -96,7 +96,7 @@ std::optional<Fact> ParseSession(Args args) {
   if (args.size() <= kFixedArgs) return std::nullopt;
   const auto at = ParseInstant(args[2]);
   if (!at.has_value()) return std::nullopt;
-  SessionFact fact{.key = args[1], .at = *at, .owners = {}};
+  SessionsEndedFact fact{.key = args[1], .at = *at, .owners = {}};
   fact.owners.reserve(args.size() - kFixedArgs);
   for (const std::string_view owner : args.subspan(kFixedArgs)) {
     if (!IsOwner(owner)) return std::nullopt;
@@ -148,14 +148,14 @@ Parsed<Fact> ParseFact(Args args) {
       "at-ms owner [owner ...], or FLOOR token"};
 }
 
-Parsed<HeldFact> ParseHeldFact(Args args) {
-  if (const auto fact = TryParseHeld(args); fact.has_value()) return *fact;
+Parsed<HoldSetFact> ParseHoldSetFact(Args args) {
+  if (const auto fact = TryParseHoldSet(args); fact.has_value()) return *fact;
   return ParseError{
       "ERR not a fact: expected key owner \"token since-ms end-ms\" [SHARED | LIMIT] [COUNT n] "
       "[LINGER ms]"};
 }
 
-HeldNumbers::HeldNumbers(const Hold& hold) {
+HoldNumbers::HoldNumbers(const Hold& hold) {
   char* at = digits_.data();
   char* const end = at + digits_.size();
   at = std::to_chars(at, end, hold.token.value).ptr;

@@ -1,4 +1,4 @@
-// Facts on the wire: what replicas and the AOF are told.
+// Facts on the wire: what is sent to replicas and written to the AOF.
 //
 //     LOCK.HELD key owner "token since-ms end-ms" [SHARED | LIMIT] [COUNT n] [LINGER ms]
 //     LOCK.FACT ENDED key owner [UNDELIVERED]
@@ -6,22 +6,22 @@
 //     LOCK.FACT SESSION key at-ms owner [owner ...]
 //     LOCK.FACT FLOOR token
 //
-// HELD: this owner holds the lock; a hold that is neither SHARED nor LIMIT, or that is not of the
-// kind of those in the lock, takes their place. ENDED: this owner's hold is over, because its lease
-// is, or for the reason given. EXPIRED: every hold that kept others out until some moment before
-// this one is removed. SESSION: the connections of these owners had closed at this moment; their
-// holds, as far as they were live then, are removed or linger from then on. FLOOR: no token up to
-// this one will be issued again.
+// HELD: this owner holds the lock. A hold that is neither SHARED nor LIMIT, or whose mode differs
+// from that of the holds in the lock, replaces them. ENDED: this owner's hold has ended, because
+// its lease has ended or for the reason given. EXPIRED: every hold that blocks others only until
+// before this time is removed. SESSION: the connections of these owners had closed at this time;
+// those of their holds that were live then are removed, or linger from then on. FLOOR: no token up
+// to this one will be issued again.
 //
-// EXPIRED and SESSION tell of many holds at once, and are carried out in one pass. They compare
-// stored times with the one that they name, never with a clock: stored values are the same
-// everywhere, so the outcome is too.
+// EXPIRED and SESSION describe many holds at once and are applied in one pass. They compare stored
+// times with the time in the fact, never with a clock: stored values are the same on every server,
+// so the result is too.
 //
-// Nearly all facts are of the first kind, and to the server every word costs more than the bytes in
-// it: so that one has few words, and a command of its own.
+// Nearly all facts are of the first kind, and each argument costs the server more than the bytes in
+// it. So this kind has few arguments and a command of its own.
 //
 // All times are absolute and all numbers resolved, so the receiver has nothing to decide. A release
-// needs no form of its own: it travels as the LOCK.RELEASE that it was.
+// needs no form of its own: it is replicated as the original LOCK.RELEASE.
 
 #ifndef TURNSTILE_CORE_FACT_H_
 #define TURNSTILE_CORE_FACT_H_
@@ -38,27 +38,31 @@
 
 namespace turnstile {
 
+// The commands that carry facts.
+inline constexpr const char* kFactCommand = "LOCK.FACT";
+inline constexpr const char* kHeldCommand = "LOCK.HELD";
+
 inline constexpr std::string_view kFactEnded = "ENDED";
 inline constexpr std::string_view kFactExpired = "EXPIRED";
 inline constexpr std::string_view kFactSession = "SESSION";
 inline constexpr std::string_view kFactFloor = "FLOOR";
 
-struct HeldFact {
+struct HoldSetFact {
   std::string_view key;
-  Held held;
+  HoldSet held;
 };
 
-struct EndedFact {
+struct HoldEndedFact {
   std::string_view key;
-  Ended ended;
+  HoldEnded ended;
 };
 
-struct ExpiredFact {
+struct HoldsExpiredFact {
   std::string_view key;
-  Expired expired;
+  HoldsExpired expired;
 };
 
-struct SessionFact {
+struct SessionsEndedFact {
   std::string_view key;
   Instant at;
   std::vector<Owner> owners;
@@ -70,20 +74,20 @@ struct FloorFact {
   Token token;
 };
 
-// What LOCK.FACT says.
-using Fact = std::variant<EndedFact, ExpiredFact, SessionFact, FloorFact>;
+// The contents of a LOCK.FACT.
+using Fact = std::variant<HoldEndedFact, HoldsExpiredFact, SessionsEndedFact, FloorFact>;
 
-// A token in decimal digits; nothing if it is none.
+// Parses a token in decimal digits; nothing if `text` is not a valid token.
 std::optional<Token> ParseToken(std::string_view text);
 
-// `args` are all arguments after the command's name, LOCK.FACT or LOCK.HELD.
+// `args` are all arguments after the command name, LOCK.FACT or LOCK.HELD.
 Parsed<Fact> ParseFact(Args args);
-Parsed<HeldFact> ParseHeldFact(Args args);
+Parsed<HoldSetFact> ParseHoldSetFact(Args args);
 
-// The third word of LOCK.HELD, of a hold that is well-formed.
-class HeldNumbers {
+// The third argument of LOCK.HELD. The hold must be well-formed.
+class HoldNumbers {
  public:
-  explicit HeldNumbers(const Hold& hold);
+  explicit HoldNumbers(const Hold& hold);
   std::string_view text() const { return {digits_.data(), size_}; }
 
  private:
@@ -91,9 +95,9 @@ class HeldNumbers {
   size_t size_;
 };
 
-// The word for a mode in HELD; empty for an exclusive hold, which has none.
+// The keyword for a mode in HELD; empty for an exclusive hold, which has none.
 std::string_view WordFor(Mode mode);
-// The word for a loss in ENDED; empty for the end of a lease, which has none.
+// The keyword for a loss in ENDED; empty for the end of a lease, which has none.
 std::string_view WordFor(Loss how);
 inline constexpr std::string_view kCountWord = "COUNT";
 inline constexpr std::string_view kLingerWord = "LINGER";

@@ -1,14 +1,13 @@
-// All that the engine may ask of a server.
+// The interface through which the engine uses a server.
 //
-// The engine (engine.h) decides and keeps the books; a host opens and writes keys, replicates,
-// publishes and answers. There are two: redis/redis_host, a real server, and tests/sim/sim_host, a
-// simulated one in simulated time that can be as nasty as real ones. So what the simulator, the
-// fuzzer and the history tests run is the code that ships.
+// The engine (engine.h) decides and keeps the state; a host opens and writes keys, replicates,
+// publishes and answers. There are two hosts: redis/redis_host, a real server, and
+// tests/sim/sim_host, a simulated server in simulated time that can behave as badly as real ones.
+// So the simulator, the fuzzer and the history tests run the code that ships.
 //
-// Some of these calls make the server tell of something at once, by one of the engine's functions
-// that begin with On and only record: Open, Store, Delete and ChangePlain may remove or change a
-// key; BeforeGrant and RefreshSlots may raise the token clock, and RefreshSlots answer those who
-// wait for slots that are gone.
+// Some of these calls make the server report an event at once, by calling one of the engine's
+// functions that begin with On, which only record. Open, Store, Delete and ChangePlain may remove
+// or change a key. BeforeGrant and RefreshSlots may raise the token clock.
 
 #ifndef TURNSTILE_CORE_HOST_H_
 #define TURNSTILE_CORE_HOST_H_
@@ -24,6 +23,7 @@
 
 #include "core/decide.h"
 #include "core/lock.h"
+#include "core/lock_events.h"
 #include "core/types.h"
 
 namespace turnstile {
@@ -31,21 +31,21 @@ namespace turnstile {
 class Host;
 class WaitingCall;
 
-// What a server is, as far as locks are concerned.
+// The role of a server, as far as locks are concerned.
 enum class Role {
   kPrimary,  // decides
   kReplica,  // applies what its primary decided
-  kLoading,  // reads its data
+  kLoading,  // is loading its data
 };
 
 enum class Access {
   kRead,     // for a command that only reads
   kWrite,    // for a command that may write
-  kInspect,  // on nobody's behalf: may write, and does not count as a use of the key (LRU, hits)
+  kInspect,  // for internal work: may write, and does not count as a use of the key (LRU, hits)
 };
 
-// A key to open. `handle`: what the host knows it by, if it is an argument of the running command;
-// then the host knows its database better than whoever asks.
+// A key to open. If the key is an argument of the running command, `handle` is the host's name for
+// it; the host then determines the database itself.
 struct KeyName {
   LockName lock;
   void* handle = nullptr;
@@ -56,17 +56,17 @@ struct KeyContent {
   LockName name;
   Lock* lock = nullptr;
   bool is_plain = false;  // a string, where strings count as locks
-  bool is_other = false;  // neither a lock nor a plain lock nor nothing
-  // The host's own.
+  bool is_other = false;  // neither a lock nor a plain lock, and not empty
+  // For the host's own use.
   void* key = nullptr;
   void* handle = nullptr;
   bool owns_handle = false;
 };
 
-// A key that is open. Lives for one step of the engine and no longer.
+// An open key. It must not outlive the step of the engine that opened it.
 class OpenKey {
  public:
-  // Opening a key whose TTL has run out removes it, as any command does.
+  // Opening a key whose TTL has ended removes it, as with any command.
   OpenKey(Host& host, const KeyName& name, Access access);
   ~OpenKey();
   OpenKey(OpenKey&& other) noexcept
@@ -79,7 +79,7 @@ class OpenKey {
   bool is_plain() const { return content_.is_plain; }
   bool wrong_type() const { return content_.is_other; }
   // The value of a plain lock is valid until the key is changed or closed.
-  Place place() const;
+  KeyState state() const;
 
   // For hosts.
   KeyContent& content() { return content_; }
@@ -90,7 +90,7 @@ class OpenKey {
   KeyContent content_;
 };
 
-// The keys of all the locks that a request names, open. A request for one costs no allocation.
+// The open keys of all locks that a request names. A request for one lock costs no allocation.
 class OpenKeys {
  public:
   OpenKeys(Host& host, std::span<const KeyName> names, Access access)
@@ -117,13 +117,10 @@ class OpenKeys {
 
 // What carries a change to replicas and the AOF.
 enum class Via {
-  kCommand,   // the command that is running, which says just this
-  kFact,      // a fact, because the command that is running says something else
+  kCommand,   // the running command, which says exactly this
+  kFact,      // a fact, because the running command says something else
   kDeferred,  // a fact, because no command of ours is running
 };
-
-// What happens to locks, as those who subscribe to keyspace events are told.
-enum class LockEvent : uint8_t { kAcquired, kTouched, kReleased, kLost };
 
 class Host {
  public:
@@ -131,36 +128,36 @@ class Host {
 
   virtual KeyContent Open(const KeyName& name, Access access) = 0;
   virtual void Close(KeyContent& key) = 0;
-  // The plain lock in a key that has one.
+  // Requires a key that holds a plain lock.
   virtual PlainLock ReadPlain(const KeyContent& key) = 0;
-  // Stores `lock`, which may already be in the key, to be removed after its last hold closes. What
-  // was in the key before is freed.
+  // Stores `lock`, which may already be in the key, and sets the key to expire when the last hold
+  // stops blocking others. Frees what was in the key before.
   virtual void Store(KeyContent& key, Lock* lock) = 0;
   virtual void Delete(KeyContent& key) = 0;
-  // The moment at which the server will remove the key by itself, if it will.
+  // The time at which the server will remove the key by itself, if any.
   virtual std::optional<Instant> ExpiryOf(const KeyContent& key) = 0;
-  // A plain lock is not ours: it is changed by the server's own commands, which notify and
-  // replicate themselves. The name of the command for such a change if the server lacks it, else
-  // null.
+  // A plain lock is not a value of ours: it is changed by the server's own commands, which notify
+  // and replicate by themselves. Returns the name of the command for such a change if the server
+  // lacks it, otherwise null.
   virtual const char* MissingCommandFor(const Change& change) = 0;
   virtual void ChangePlain(KeyContent& key, const Change& change) = 0;
-  // How many locks there are in memory, including values not yet lazily freed.
+  // The number of locks in memory, including values that are not yet lazily freed.
   virtual size_t StoredLocks() = 0;
   virtual size_t CountKeys(int db) = 0;
-  // Shows the locks of a database to `visit`, until it returns false or there are no more.
+  // Calls `visit` for each lock of a database until it returns false or there are no more.
   virtual void VisitLocks(int db, const std::function<bool(LockName, const Lock&)>& visit) = 0;
 
   // --- Replication
 
-  virtual void Replicate(const KeyContent& key, const Held& held, Via via, Instant now) = 0;
-  virtual void Replicate(const KeyContent& key, const Released& released, Via via) = 0;
-  virtual void Replicate(const KeyContent& key, const Ended& ended) = 0;
-  virtual void Replicate(const KeyContent& key, const Expired& expired) = 0;
+  virtual void Replicate(const KeyContent& key, const HoldSet& held, Via via, Instant now) = 0;
+  virtual void Replicate(const KeyContent& key, const HoldReleased& released, Via via) = 0;
+  virtual void Replicate(const KeyContent& key, const HoldEnded& ended) = 0;
+  virtual void Replicate(const KeyContent& key, const HoldsExpired& expired) = 0;
   virtual void Replicate(const KeyContent& key, const SessionsEnded& ended) = 0;
-  // The fact that is running, to our own replicas and AOF.
+  // Replicates the fact that is being run to this server's own replicas and AOF.
   virtual void ReplicateVerbatim() = 0;
   virtual void ReplicateFloor(Token floor) = 0;
-  // Whether anybody would get what is replicated; and whether a fact that belongs to no slot may be
+  // Whether anybody consumes what is replicated; and whether a fact that belongs to no slot may be
   // replicated now.
   virtual bool HasReplicationConsumers(Instant now) = 0;
   virtual bool MayReplicateFloor() = 0;
@@ -172,19 +169,25 @@ class Host {
   virtual void EmitLost(LockName lock, Loss how) = 0;
   virtual void Warn(const std::string& text) = 0;
 
-  // --- The command that is running
+  // --- The running command
 
   // The connection that it came over; none inside scripts, functions and calls of modules.
   virtual std::optional<uint64_t> CallerConnection() = 0;
-  virtual bool CallerMayBlock() = 0;
-  // None if a module calls on behalf of nobody.
-  virtual std::optional<std::string> CallerUser() = 0;
+  // The caller that would be blocked if the command waited; none where a client cannot be blocked:
+  // inside MULTI, scripts, functions and calls of modules.
+  struct ParkableCaller {
+    uint64_t connection;
+    std::string user;
+  };
+  virtual std::optional<ParkableCaller> CallerToPark() = 0;
 
   // --- Calls that wait
 
-  // Lets the running command wait, to be answered by Answer; false if the server does not allow it.
+  // Blocks the caller of the running command until Answer is called. Returns false if the server
+  // does not allow it.
   virtual bool Park(WaitingCall& call) = 0;
-  // Ends the wait. The host says later whether the answer reached the caller (Engine::OnReplied).
+  // Ends the wait. The host reports later whether the answer reached the caller
+  // (Engine::OnReplied).
   virtual void Answer(WaitingCall& call) = 0;
   virtual bool IsConnected(uint64_t connection) = 0;
 
@@ -193,26 +196,40 @@ class Host {
   virtual Role role() = 0;
   // Whether a write outside a command is allowed.
   virtual bool MayWrite() = 0;
-  // Why a direct call would be refused that a waiting call is about to be granted: rights, slot,
-  // memory, replicas. In the words of the server.
+  // The error with which the server would refuse a direct call that asks for what this waiting call
+  // is about to be granted (access rights, slot, memory, replicas), worded as the server words it;
+  // none if it would accept the call.
   virtual std::optional<std::string> GrantRefusal(const WaitingCall& call,
                                                   const KeyContent& key) = 0;
-  // Somebody is about to become a holder of this lock: in a cluster the token clock may have to
-  // get ahead of what another node has issued (Engine::tokens().SlotsCame).
+  // Called before anybody becomes a new holder of this lock. In a cluster the token clock may have
+  // to be advanced beyond what another node has issued (Engine::tokens().OnSlotsArrived).
   virtual void BeforeGrant(LockName lock, FineInstant now) = 0;
-  // In a cluster, looks at the slots if that is due: the token clock follows those that come, and
-  // those who wait for what is gone are answered (Engine::EndWaits). And when it is due next.
-  virtual void RefreshSlots(FineInstant now) = 0;
-  virtual std::optional<Instant> NextSlotRefresh() = 0;
-  // Whether a lock that is being removed, though it is held, goes to another node of a cluster.
+  // In a cluster, checks which slots are served here, if a check is due. The token clock is
+  // advanced for slots that have arrived (TokenIssuer::OnSlotsArrived).
+  struct SlotRefresh {
+    bool checked = false;     // slots may have been lost: see SlotRefusal
+    Due next = Due::Never();  // when to call again
+  };
+  virtual SlotRefresh RefreshSlots(FineInstant now) = 0;
+  // Why the lock can no longer be granted on this node, worded as the server words it; none if its
+  // slot is served here.
+  virtual std::optional<std::string> SlotRefusal(LockName lock) = 0;
+  // Whether a lock that is being removed while it is held moves to another node of a cluster.
   virtual bool MovesAway(LockName lock) = 0;
 
   // --- The event loop
 
-  // RunDueWork is to be called soon: something was recorded outside a client's command.
+  // A host calls RunDueWork when it is due, and at the end of every pass of the event loop in which
+  // or after which a call was parked or RunSoon was called, until the engine is idle. At other
+  // times the module must not cost the server anything.
+  virtual void RunSoon() = 0;
+  // Likewise, for what was recorded outside a client's command: the loop must not sleep before.
   virtual void WakeEventLoop() = 0;
-  // From now on every write that can change a string is told (Engine::OnKeyChanged).
-  virtual void WatchStrings() = 0;
+  // From now on the host must report connections that close (Engine::OnDisconnected), as long as
+  // any hold is bound to one.
+  virtual void WatchConnections() = 0;
+  // From now on the host must report every write that can change a string (Engine::OnKeyChanged).
+  virtual void ListenForStringWrites() = 0;
 
  protected:
   ~Host() = default;
@@ -225,10 +242,10 @@ inline OpenKey::~OpenKey() {
   if (host_ != nullptr) host_->Close(content_);
 }
 
-inline Place OpenKey::place() const {
-  Place place{.lock = content_.lock};
-  if (content_.is_plain) place.plain = host_->ReadPlain(content_);
-  return place;
+inline KeyState OpenKey::state() const {
+  KeyState key_state{.lock = content_.lock};
+  if (content_.is_plain) key_state.plain = host_->ReadPlain(content_);
+  return key_state;
 }
 
 }  // namespace turnstile

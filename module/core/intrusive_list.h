@@ -1,5 +1,5 @@
-// A doubly linked list whose links are members of its elements: everything is O(1), nothing is
-// allocated, and an element can stand in several lists at once.
+// A doubly linked list whose links are members of its elements: every operation is O(1), nothing is
+// allocated, and an element can be in several lists at once.
 
 #ifndef TURNSTILE_CORE_INTRUSIVE_LIST_H_
 #define TURNSTILE_CORE_INTRUSIVE_LIST_H_
@@ -15,7 +15,7 @@ struct Link {
   T* after = nullptr;
 };
 
-// The list owns nothing. An element must leave before it dies.
+// The list owns nothing. An element must be removed before it is destroyed.
 template <typename T, Link<T> T::*kLink>
 class IntrusiveList {
  public:
@@ -26,7 +26,7 @@ class IntrusiveList {
 
   void Append(T& element) { InsertBefore(nullptr, element); }
 
-  // Before `next`, or at the end if that is null.
+  // Inserts before `next`, or at the end if `next` is null.
   void InsertBefore(T* next, T& element) {
     T*& before_next = Neighbour(next, last_, &Link<T>::before);
     element.*kLink = {.before = before_next, .after = next};
@@ -43,7 +43,7 @@ class IntrusiveList {
   }
 
  private:
-  // What points to an element: the link of its neighbour, or the end of the list.
+  // The pointer to `element` on one side: the link of its neighbour, or the end of the list.
   static T*& Neighbour(T* element, T*& end, T* Link<T>::*side) {
     return element == nullptr ? end : (element->*kLink).*side;
   }

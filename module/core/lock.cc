@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cassert>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -11,30 +10,32 @@
 #include <utility>
 #include <vector>
 
+#include "core/check.h"
+
 namespace turnstile {
 
 static_assert(std::endian::native == std::endian::little, "records are stored as they are");
 
-// A lock of one hold, or one hold of a lock of many: a record of two words and the owner's bytes.
-// Tokens are microseconds of a clock that is close to the wall clock, so the second word holds how
-// far the token leads `since`, in milliseconds, and the end of the lease in 42 bits, which last
-// until the year 2109. A hold for which that is not enough, or that lingers or is counted, has all
-// that in full between the words and the owner: it is wide.
-class Lock::One : public Lock {
+// A lock of one hold, or one hold of a lock of many: a record of two words followed by the owner's
+// bytes. Tokens are microseconds of a clock that is close to the wall clock, so the second word
+// contains how far the token leads `since`, in milliseconds, and the end of the lease in 42 bits,
+// which suffice until the year 2109. A hold for which that is not enough, or that lingers or is
+// counted, has all these values in full between the two words and the owner: it is wide.
+class Lock::HoldRecord : public Lock {
  public:
-  static One* Make(Mode mode, const Hold& hold) {
+  static HoldRecord* Make(Mode mode, const Hold& hold) {
     const uint64_t times = Times(hold);
     const size_t size = Size(IsWide(times), hold.owner.bytes.size());
-    return ::new (::operator new(size)) One(mode, hold, times);
+    return ::new (::operator new(size)) HoldRecord(mode, hold, times);
   }
 
   // See Lock::Adopt.
-  static One* Adopt(char* bytes, size_t size) {
-    if (size < sizeof(One)) return nullptr;
+  static HoldRecord* Adopt(char* bytes, size_t size) {
+    if (size < sizeof(HoldRecord)) return nullptr;
     uint64_t words[2];
     std::memcpy(words, bytes, sizeof(words));
-    One* one = ::new (bytes) One(words[0], words[1]);
-    const bool whole = !one->many() && size == one->size() && one->mode() <= Mode::kLimit;
+    HoldRecord* one = ::new (bytes) HoldRecord(words[0], words[1]);
+    const bool whole = !one->is_table() && size == one->size() && one->mode() <= Mode::kLimit;
     if (!whole) return nullptr;
     const Hold hold = one->hold();
     return IsWellFormed(hold) && one->times_ == Times(hold) ? one : nullptr;
@@ -44,7 +45,7 @@ class Lock::One : public Lock {
     Hold hold{.owner = owner(), .token = token()};
     if (wide()) {
       Wide wide;
-      std::memcpy(&wide, behind(), kWideSize);
+      std::memcpy(&wide, tail(), kWideSize);
       hold.since = Instant{Millis{wide.since}};
       hold.end = Instant{Millis{wide.end}};
       hold.linger = Millis{wide.linger};
@@ -58,27 +59,27 @@ class Lock::One : public Lock {
   }
 
   Token token() const { return Token{head_ & kMaxToken.value}; }
-  Owner owner() const { return Owner{{behind() + (wide() ? kWideSize : 0), owner_size()}}; }
-  Instant closes() const { return wide() ? hold().closes() : narrow_end(); }
+  Owner owner() const { return Owner{{tail() + (wide() ? kWideSize : 0), owner_size()}}; }
+  Instant blocks_until() const { return wide() ? hold().blocks_until() : narrow_end(); }
   bool counted() const { return wide() && hold().count > 1; }
   size_t size() const { return Size(wide(), owner_size()); }
 
   // A record that is about to be removed together with others is marked, so that each list can be
-  // swept in one pass. The mark is the bit that says "many", which a record never has otherwise.
+  // swept in one pass. The mark is the bit for "many", which a record never has otherwise.
   void SetDoomed(bool doomed) {
-    constexpr uint64_t kBit = uint64_t{1} << kManyAt;
+    constexpr uint64_t kBit = uint64_t{1} << kTableAt;
     head_ = doomed ? head_ | kBit : head_ & ~kBit;
   }
-  bool doomed() const { return many(); }
+  bool doomed() const { return is_table(); }
 
-  // Marked or not.
-  static void Free(One* record) {
-    record->~One();
+  // The record may be marked or not.
+  static void Free(HoldRecord* record) {
+    record->~HoldRecord();
     ::operator delete(record);
   }
 
-  // Takes on the values of `hold`, which has the same owner. False: it needs a record of another
-  // size.
+  // Takes the values of `hold`, which must have the same owner. Returns false if it needs a record
+  // of another size.
   bool Renew(Mode mode, const Hold& hold) {
     const uint64_t times = Times(hold);
     if (IsWide(times) != wide()) return false;
@@ -101,15 +102,15 @@ class Lock::One : public Lock {
   static constexpr int kLeadShift = kEndBits + 1;  // the lowest bit says whether it is wide
   static constexpr int kLeadBits = 64 - kLeadShift;
 
-  One(uint64_t head, uint64_t times) : Lock(head), times_(times) {}
-  One(Mode mode, const Hold& hold, uint64_t times) : One(Head(mode, hold), times) {
+  HoldRecord(uint64_t head, uint64_t times) : Lock(head), times_(times) {}
+  HoldRecord(Mode mode, const Hold& hold, uint64_t times) : HoldRecord(Head(mode, hold), times) {
     if (wide()) SetWide(hold);
-    std::memcpy(behind() + (wide() ? kWideSize : 0), hold.owner.bytes.data(),
+    std::memcpy(tail() + (wide() ? kWideSize : 0), hold.owner.bytes.data(),
                 hold.owner.bytes.size());
   }
 
   static size_t Size(bool wide, size_t owner_size) {
-    return sizeof(One) + (wide ? kWideSize : 0) + owner_size;
+    return sizeof(HoldRecord) + (wide ? kWideSize : 0) + owner_size;
   }
   static uint64_t Head(Mode mode, const Hold& hold) {
     return hold.token.value | (hold.owner.bytes.size() - 1) << kOwnerSizeAt |
@@ -133,7 +134,7 @@ class Lock::One : public Lock {
   void SetWide(const Hold& hold) {
     const Wide wide{hold.since.time_since_epoch().count(), hold.end.time_since_epoch().count(),
                     hold.linger.count(), hold.count};
-    std::memcpy(behind(), &wide, kWideSize);
+    std::memcpy(tail(), &wide, kWideSize);
   }
 
   bool wide() const { return IsWide(times_); }
@@ -141,8 +142,8 @@ class Lock::One : public Lock {
   Instant narrow_end() const {
     return Instant{Millis{static_cast<int64_t>(times_ >> (64 - kEndBits))}};
   }
-  char* behind() { return reinterpret_cast<char*>(this + 1); }
-  const char* behind() const { return reinterpret_cast<const char*>(this + 1); }
+  char* tail() { return reinterpret_cast<char*>(this + 1); }
+  const char* tail() const { return reinterpret_cast<const char*>(this + 1); }
 
   uint64_t times_;
 };
@@ -153,7 +154,7 @@ class Lock::Leaf {
   static constexpr size_t kMost = 512;
 
   Leaf() = default;
-  explicit Leaf(std::span<One* const> records) {
+  explicit Leaf(std::span<HoldRecord* const> records) {
     Reallocate(records.size());
     Append(records);
   }
@@ -168,20 +169,20 @@ class Lock::Leaf {
 
   size_t size() const { return block_ == nullptr ? 0 : block_->size; }
   bool empty() const { return size() == 0; }
-  One*& operator[](size_t at) { return records()[at]; }
-  const One* operator[](size_t at) const { return records()[at]; }
-  const One* back() const { return records()[size() - 1]; }
-  std::span<One* const> all() const { return {records(), size()}; }
+  HoldRecord*& operator[](size_t at) { return records()[at]; }
+  const HoldRecord* operator[](size_t at) const { return records()[at]; }
+  const HoldRecord* back() const { return records()[size() - 1]; }
+  std::span<HoldRecord* const> all() const { return {records(), size()}; }
 
-  void Insert(size_t at, One* record) {
+  void Insert(size_t at, HoldRecord* record) {
     const size_t count = size();
-    assert(at <= count && count < kMost);
+    TURNSTILE_DCHECK(at <= count && count < kMost);
     if (count == capacity()) Reallocate(count < 4 ? count + 1 : std::min(count * 3 / 2, kMost));
     std::copy_backward(records() + at, records() + count, records() + count + 1);
     records()[at] = record;
     ++block_->size;
   }
-  void Append(std::span<One* const> more) {
+  void Append(std::span<HoldRecord* const> more) {
     if (more.empty()) return;
     const size_t count = size();
     if (count + more.size() > capacity()) Reallocate(count + more.size());
@@ -210,8 +211,8 @@ class Lock::Leaf {
   static constexpr size_t kPointerSize = sizeof(void*);
 
   size_t capacity() const { return block_ == nullptr ? 0 : block_->capacity; }
-  One** records() const {
-    return block_ == nullptr ? nullptr : reinterpret_cast<One**>(block_ + 1);
+  HoldRecord** records() const {
+    return block_ == nullptr ? nullptr : reinterpret_cast<HoldRecord**>(block_ + 1);
   }
 
   void Reallocate(size_t capacity) {
@@ -219,8 +220,8 @@ class Lock::Leaf {
     if (capacity > 0) {
       block = static_cast<Block*>(::operator new(sizeof(Block) + capacity * kPointerSize));
       *block = {.size = static_cast<uint32_t>(size()), .capacity = static_cast<uint32_t>(capacity)};
-      const std::span<One* const> kept = all();
-      std::copy(kept.begin(), kept.end(), reinterpret_cast<One**>(block + 1));
+      const std::span<HoldRecord* const> kept = all();
+      std::copy(kept.begin(), kept.end(), reinterpret_cast<HoldRecord**>(block + 1));
     }
     ::operator delete(std::exchange(block_, block));
   }
@@ -228,17 +229,18 @@ class Lock::Leaf {
   Block* block_ = nullptr;
 };
 
-// Pointers to records in one order, cut into leaves. No leaf is empty, except in an empty list; two
-// neighbours always have more than half of Leaf::kMost records together, so leaves are few.
+// Pointers to records in one order, split into leaves. No leaf is empty, except in an empty list.
+// Two neighbouring leaves together always have more than half of Leaf::kMost records, so there are
+// few leaves.
 class Lock::List {
  public:
   size_t leaves() const { return rest_ == nullptr ? 1 : 1 + rest_->size(); }
   Leaf& leaf(size_t index) { return index == 0 ? first_ : (*rest_)[index - 1]; }
   const Leaf& leaf(size_t index) const { return index == 0 ? first_ : (*rest_)[index - 1]; }
-  const One& record(Position position) const { return *leaf(position.leaf)[position.at]; }
+  const HoldRecord& record(Position position) const { return *leaf(position.leaf)[position.at]; }
   Position end() const { return {leaves() - 1, leaf(leaves() - 1).size()}; }
 
-  // The first record that is not `before`, or the end.
+  // The first record for which `before` is false, or the end.
   template <typename Before>
   Position Search(Before before) const {
     size_t in = 0;
@@ -250,7 +252,7 @@ class Lock::List {
     return {in, FirstNot(found.size(), [&](size_t at) { return before(*found[at]); })};
   }
 
-  // How many records come before, of `size` in all.
+  // The number of records before `position`, out of `size`.
   size_t Rank(Position position, size_t size) const {
     size_t rank = position.at;
     if (position.leaf <= leaves() / 2) {
@@ -261,7 +263,7 @@ class Lock::List {
     return size + rank;
   }
 
-  // Where the record is that so many of `size` come before.
+  // The position of the record that has `rank` records before it, out of `size`.
   Position PositionOf(size_t rank, size_t size) const {
     if (rank <= size / 2) {
       size_t in = 0;
@@ -274,7 +276,7 @@ class Lock::List {
     return {in, rank - from};
   }
 
-  void Insert(Position position, One* record) {
+  void Insert(Position position, HoldRecord* record) {
     if (leaf(position.leaf).size() == Leaf::kMost) position = MakeRoom(position);
     leaf(position.leaf).Insert(position.at, record);
   }
@@ -290,10 +292,10 @@ class Lock::List {
     if (position.leaf > 0) MergeWithNext(position.leaf - 1);
   }
 
-  // They are sorted.
-  void Assign(std::span<One* const> records) {
+  // The records must be sorted.
+  void Assign(std::span<HoldRecord* const> records) {
     rest_.reset();
-    constexpr size_t kFilled = Leaf::kMost * 3 / 4;  // with room for more
+    constexpr size_t kFilled = Leaf::kMost * 3 / 4;  // leaves space for more
     const size_t count = records.size();
     const size_t parts = count <= Leaf::kMost ? 1 : (count + kFilled - 1) / kFilled;
     first_ = Leaf(records.subspan(0, count / parts));
@@ -306,18 +308,18 @@ class Lock::List {
     }
   }
 
-  std::vector<One*> All() const {
-    std::vector<One*> records;
+  std::vector<HoldRecord*> All() const {
+    std::vector<HoldRecord*> records;
     for (size_t i = 0; i < leaves(); ++i) {
-      const std::span<One* const> more = leaf(i).all();
+      const std::span<HoldRecord* const> more = leaf(i).all();
       records.insert(records.end(), more.begin(), more.end());
     }
     return records;
   }
 
   void RemoveDoomed() {
-    std::vector<One*> kept = All();
-    std::erase_if(kept, [](const One* record) { return record->doomed(); });
+    std::vector<HoldRecord*> kept = All();
+    std::erase_if(kept, [](const HoldRecord* record) { return record->doomed(); });
     Assign(kept);
   }
 
@@ -329,10 +331,10 @@ class Lock::List {
     return bytes;
   }
 
-  // Whether it is as described above, with `size` records.
+  // Whether the list is as described above, with `size` records.
   template <typename Before>
   bool IsSound(size_t size, Before before) const {
-    const std::vector<One*> all = All();
+    const std::vector<HoldRecord*> all = All();
     for (size_t i = 1; i < leaves(); ++i) {
       if (leaf(i - 1).empty() || leaf(i).empty()) return false;
       if (leaf(i - 1).size() + leaf(i).size() <= Leaf::kMost / 2) return false;
@@ -341,8 +343,8 @@ class Lock::List {
   }
 
  private:
-  // The first of `count` numbers that is not `before`, which all after it are not either; else
-  // `count`.
+  // The first of `count` numbers for which `before` is false, as it must be for all after it;
+  // otherwise `count`.
   template <typename Before>
   static size_t FirstNot(size_t count, Before before) {
     size_t from = 0;
@@ -358,7 +360,7 @@ class Lock::List {
     return from;
   }
 
-  // Splits the full leaf of `position`, which is another one then. A list that grows at its end
+  // Splits the full leaf of `position` and returns the new position. A list that grows at its end
   // has full leaves.
   Position MakeRoom(Position position) {
     if (rest_ == nullptr) rest_ = std::make_unique<std::vector<Leaf>>();
@@ -392,14 +394,14 @@ class Lock::List {
 };
 
 // A lock that has, or had, several holds.
-class Lock::Many : public Lock {
+class Lock::HoldTable : public Lock {
  public:
-  // The holds are of different owners.
-  Many(Mode mode, std::span<const Hold> holds) : Lock(ManyHead(mode)), size_(holds.size()) {
-    std::vector<One*> made;
+  // No two holds may have the same owner.
+  HoldTable(Mode mode, std::span<const Hold> holds) : Lock(TableHead(mode)), size_(holds.size()) {
+    std::vector<HoldRecord*> made;
     made.reserve(holds.size());
     for (const Hold& hold : holds) {
-      made.push_back(One::Make(mode, hold));
+      made.push_back(HoldRecord::Make(mode, hold));
       NoteLinger(hold);
     }
     ForEachOrder([&made](List& list, auto before) {
@@ -408,10 +410,10 @@ class Lock::Many : public Lock {
     });
     Check();
   }
-  ~Many() {
+  ~HoldTable() {
     const List& all = list(Order::kByOwner);
     for (size_t i = 0; i < all.leaves(); ++i) {
-      for (One* record : all.leaf(i).all()) One::Free(record);
+      for (HoldRecord* record : all.leaf(i).all()) HoldRecord::Free(record);
     }
   }
 
@@ -419,46 +421,48 @@ class Lock::Many : public Lock {
   size_t size() const { return size_; }
   bool may_linger() const { return may_linger_; }
 
-  // A hold of a new owner, or the new values of an owner's hold. Only the orders in which the hold
-  // moves are touched: a renewal leaves owners and tokens alone.
+  // Adds a hold of a new owner, or updates the hold of an existing one. Only the orders in which
+  // the hold moves are changed: a renewal changes neither owner nor token.
   void Put(const Hold& hold) {
     NoteLinger(hold);
-    if (auto* record = const_cast<One*>(Seek(hold.owner)); record != nullptr) {
+    if (auto* record = const_cast<HoldRecord*>(Seek(hold.owner)); record != nullptr) {
       Change(record, hold);
     } else {
-      InsertInto(Order::kByOwner, record = One::Make(mode(), hold));
+      InsertInto(Order::kByOwner, record = HoldRecord::Make(mode(), hold));
       InsertInto(Order::kByToken, record);
-      InsertInto(Order::kByClosing, record);
+      InsertInto(Order::kByBlocksUntil, record);
       ++size_;
     }
     Check();
   }
 
-  // The owner has a hold.
+  // The owner must have a hold.
   void Remove(Owner owner) {
-    auto* record = const_cast<One*>(Seek(owner));
-    assert(record != static_cast<Lock*>(this));  // which it would be if there were one hold only
+    auto* record = const_cast<HoldRecord*>(Seek(owner));
+    // Seek returns the lock itself only if it is a single record, not a table.
+    TURNSTILE_DCHECK(record != static_cast<Lock*>(this));
     EraseEverywhere(record);
-    One::Free(record);
+    HoldRecord::Free(record);
     Check();
   }
 
-  // Some hold, but not every one, closes before `moment`.
-  void RemoveClosedBefore(Instant moment) {
-    std::vector<One*> doomed;
-    const List& closing = list(Order::kByClosing);
-    for (Position at; closing.record(at).closes() < moment; at = Next(Order::kByClosing, at)) {
-      doomed.push_back(const_cast<One*>(&closing.record(at)));
+  // Requires that some hold, but not every one, blocks others only until before `moment`.
+  void RemoveEndedBefore(Instant moment) {
+    std::vector<HoldRecord*> doomed;
+    const List& closing = list(Order::kByBlocksUntil);
+    for (Position at; closing.record(at).blocks_until() < moment;
+         at = Next(Order::kByBlocksUntil, at)) {
+      doomed.push_back(const_cast<HoldRecord*>(&closing.record(at)));
     }
     RemoveAll(doomed);
   }
 
-  // False: that would be the end of all holds, and nothing was changed.
+  // Returns false, and changes nothing, if all holds would end.
   bool EndSessions(const SessionsEnded& ended) {
-    std::vector<One*> doomed;
-    std::vector<One*> lingering;
+    std::vector<HoldRecord*> doomed;
+    std::vector<HoldRecord*> lingering;
     for (const Owner owner : ended.owners) {
-      auto* record = const_cast<One*>(Seek(owner));
+      auto* record = const_cast<HoldRecord*>(Seek(owner));
       if (record == nullptr || record->doomed()) continue;
       const Hold hold = record->hold();
       if (!hold.LiveAt(ended.at)) continue;
@@ -470,7 +474,7 @@ class Lock::Many : public Lock {
       }
     }
     if (doomed.size() == size_) {
-      for (One* record : doomed) record->SetDoomed(false);
+      for (HoldRecord* record : doomed) record->SetDoomed(false);
       return false;
     }
     if (!doomed.empty()) RemoveAll(doomed);
@@ -481,52 +485,53 @@ class Lock::Many : public Lock {
  private:
   void NoteLinger(const Hold& hold) { may_linger_ = may_linger_ || hold.linger > Millis{0}; }
 
-  // So many changes at once cost more one by one than by going through all records.
+  // Whether so many changes at once cost more one by one than a pass over all records.
   bool IsLargePart(size_t changes) const { return changes > size_ / 32; }
 
-  void Change(One* record, const Hold& hold) {
+  void Change(HoldRecord* record, const Hold& hold) {
     const bool moves_by_token = record->token() != hold.token;
-    const bool moves_by_closing = record->closes() != hold.closes();
+    const bool moves_by_closing = record->blocks_until() != hold.blocks_until();
     if (moves_by_token) EraseFrom(Order::kByToken, record);
-    if (moves_by_closing) EraseFrom(Order::kByClosing, record);
+    if (moves_by_closing) EraseFrom(Order::kByBlocksUntil, record);
     if (!record->Renew(mode(), hold)) {
-      One* other = One::Make(mode(), hold);  // first, because the owner's bytes may be in `record`
+      HoldRecord* other =
+          HoldRecord::Make(mode(), hold);  // first, because the owner's bytes may be in `record`
       ReplaceIn(Order::kByOwner, record, other);
       if (!moves_by_token) ReplaceIn(Order::kByToken, record, other);
-      if (!moves_by_closing) ReplaceIn(Order::kByClosing, record, other);
-      One::Free(std::exchange(record, other));
+      if (!moves_by_closing) ReplaceIn(Order::kByBlocksUntil, record, other);
+      HoldRecord::Free(std::exchange(record, other));
     }
     if (moves_by_token) InsertInto(Order::kByToken, record);
-    if (moves_by_closing) InsertInto(Order::kByClosing, record);
+    if (moves_by_closing) InsertInto(Order::kByBlocksUntil, record);
   }
 
-  // No record is named twice.
-  void RemoveAll(std::span<One* const> doomed) {
-    assert(doomed.size() < size_);
+  // No record may be named twice.
+  void RemoveAll(std::span<HoldRecord* const> doomed) {
+    TURNSTILE_DCHECK(doomed.size() < size_);
     if (IsLargePart(doomed.size())) {
-      for (One* record : doomed) record->SetDoomed(true);
+      for (HoldRecord* record : doomed) record->SetDoomed(true);
       for (List& list : lists_) list.RemoveDoomed();
       size_ -= doomed.size();
     } else {
-      for (One* record : doomed) EraseEverywhere(record);
+      for (HoldRecord* record : doomed) EraseEverywhere(record);
     }
-    for (One* record : doomed) One::Free(record);
+    for (HoldRecord* record : doomed) HoldRecord::Free(record);
     Check();
   }
 
-  void EndSessionsOf(std::span<One* const> lingering, Instant at) {
+  void EndSessionsOf(std::span<HoldRecord* const> lingering, Instant at) {
     const bool sort = IsLargePart(lingering.size());
-    for (One* record : lingering) {
+    for (HoldRecord* record : lingering) {
       if (!record->hold().LiveAt(at)) continue;  // named twice
       const Hold hold = AfterSession(record->hold(), at);
-      if (!sort) EraseFrom(Order::kByClosing, record);
+      if (!sort) EraseFrom(Order::kByBlocksUntil, record);
       [[maybe_unused]] const bool renewed = record->Renew(mode(), hold);
-      assert(renewed);  // it is wide, because it lingers
-      if (!sort) InsertInto(Order::kByClosing, record);
+      TURNSTILE_DCHECK(renewed);  // it is wide, because it lingers
+      if (!sort) InsertInto(Order::kByBlocksUntil, record);
     }
     if (sort) {
-      ForOrder(Order::kByClosing, [](List& list, auto before) {
-        std::vector<One*> records = list.All();
+      ForOrder(Order::kByBlocksUntil, [](List& list, auto before) {
+        std::vector<HoldRecord*> records = list.All();
         std::sort(records.begin(), records.end(), before);
         list.Assign(records);
       });
@@ -534,34 +539,34 @@ class Lock::Many : public Lock {
     Check();
   }
 
-  void InsertInto(Order order, One* record) {
+  void InsertInto(Order order, HoldRecord* record) {
     ForOrder(order, [record](List& list, auto before) {
       list.Insert(PositionIn(list, record, before), record);
     });
   }
-  void EraseFrom(Order order, const One* record) {
+  void EraseFrom(Order order, const HoldRecord* record) {
     ForOrder(order, [record](List& list, auto before) {
       const Position position = PositionIn(list, record, before);
-      assert(&list.record(position) == record);
+      TURNSTILE_DCHECK(&list.record(position) == record);
       list.Erase(position);
     });
   }
-  // The two are equal in this order.
-  void ReplaceIn(Order order, const One* record, One* other) {
+  // The two records must be equal in this order.
+  void ReplaceIn(Order order, const HoldRecord* record, HoldRecord* other) {
     ForOrder(order, [&](List& list, auto before) {
       const Position position = PositionIn(list, record, before);
-      assert(&list.record(position) == record);
+      TURNSTILE_DCHECK(&list.record(position) == record);
       list.leaf(position.leaf)[position.at] = other;
     });
   }
-  void EraseEverywhere(const One* record) {
+  void EraseEverywhere(const HoldRecord* record) {
     for (const Order order : kOrders) EraseFrom(order, record);
     --size_;
   }
 
   template <typename Before>
-  static Position PositionIn(const List& list, const One* record, Before before) {
-    return list.Search([&](const One& other) { return before(&other, record); });
+  static Position PositionIn(const List& list, const HoldRecord* record, Before before) {
+    return list.Search([&](const HoldRecord& other) { return before(&other, record); });
   }
 
   // Calls `act` with a list and its order, in which no two records are equal.
@@ -570,18 +575,19 @@ class Lock::Many : public Lock {
     List& list = lists_[static_cast<size_t>(order)];
     switch (order) {
       case Order::kByOwner:
-        return act(list,
-                   [](const One* a, const One* b) { return a->owner().bytes < b->owner().bytes; });
+        return act(list, [](const HoldRecord* a, const HoldRecord* b) {
+          return a->owner().bytes < b->owner().bytes;
+        });
       case Order::kByToken:
-        return act(list, [](const One* a, const One* b) {
+        return act(list, [](const HoldRecord* a, const HoldRecord* b) {
           if (a->token() != b->token()) return a->token() < b->token();
           return a->owner().bytes < b->owner().bytes;
         });
-      case Order::kByClosing:
-        return act(list, [](const One* a, const One* b) {
-          const Instant closes = a->closes();
-          const Instant other = b->closes();
-          return closes != other ? closes < other : a->owner().bytes < b->owner().bytes;
+      case Order::kByBlocksUntil:
+        return act(list, [](const HoldRecord* a, const HoldRecord* b) {
+          const Instant blocks_until = a->blocks_until();
+          const Instant other = b->blocks_until();
+          return blocks_until != other ? blocks_until < other : a->owner().bytes < b->owner().bytes;
         });
     }
   }
@@ -590,54 +596,55 @@ class Lock::Many : public Lock {
     for (const Order order : kOrders) ForOrder(order, act);
   }
 
-  // In debug builds, and for most of the larger locks only now and then.
+  // With TURNSTILE_DCHECKS only. Most of the larger locks are checked only occasionally.
   void Check() {
-#ifndef NDEBUG
+#ifdef TURNSTILE_DCHECKS
     constexpr size_t kSmall = 64;
     constexpr size_t kNowAndThen = 97;
     if (size_ > kSmall && size_ % kNowAndThen != 0) return;
-    ForEachOrder([this](const List& list, auto before) { assert(list.IsSound(size_, before)); });
+    ForEachOrder(
+        [this](const List& list, auto before) { TURNSTILE_DCHECK(list.IsSound(size_, before)); });
 #endif
   }
 
-  static constexpr std::array kOrders = {Order::kByOwner, Order::kByToken, Order::kByClosing};
+  static constexpr std::array kOrders = {Order::kByOwner, Order::kByToken, Order::kByBlocksUntil};
 
   size_t size_;
   bool may_linger_ = false;  // some hold has lingered, or will
   std::array<List, 3> lists_;
 };
 
-Lock* Lock::Adopt(char* bytes, size_t size) { return One::Adopt(bytes, size); }
+Lock* Lock::Adopt(char* bytes, size_t size) { return HoldRecord::Adopt(bytes, size); }
 
-Lock* Lock::Make(const Held& held) { return One::Make(held.mode, held.hold); }
+Lock* Lock::Make(const HoldSet& held) { return HoldRecord::Make(held.mode, held.hold); }
 
 Lock* Lock::Make(Mode mode, std::span<const Hold> holds) {
-  if (holds.size() == 1) return One::Make(mode, holds.front());
-  return new Many(mode, holds);
+  if (holds.size() == 1) return HoldRecord::Make(mode, holds.front());
+  return new HoldTable(mode, holds);
 }
 
 void Lock::operator delete(Lock* lock, std::destroying_delete_t /*destroying*/) {
-  if (lock->many()) {
-    static_cast<Many*>(lock)->~Many();
+  if (lock->is_table()) {
+    static_cast<HoldTable*>(lock)->~HoldTable();
   } else {
-    static_cast<One*>(lock)->~One();
+    static_cast<HoldRecord*>(lock)->~HoldRecord();
   }
   ::operator delete(lock);
 }
 
 const Lock::List& Lock::list(Order order) const {
-  return static_cast<const Many*>(this)->list(order);
+  return static_cast<const HoldTable*>(this)->list(order);
 }
 
-size_t Lock::size() const { return many() ? static_cast<const Many*>(this)->size() : 1; }
+size_t Lock::size() const { return is_table() ? static_cast<const HoldTable*>(this)->size() : 1; }
 
 Lock::Position Lock::end(Order order) const {
-  return many() ? list(order).end() : Position{.leaf = 0, .at = 1};
+  return is_table() ? list(order).end() : Position{.leaf = 0, .at = 1};
 }
 
 Lock::Position Lock::Next(Order order, Position position) const {
   ++position.at;
-  if (many() && position.at == list(order).leaf(position.leaf).size() &&
+  if (is_table() && position.at == list(order).leaf(position.leaf).size() &&
       position.leaf + 1 < list(order).leaves()) {
     return {position.leaf + 1, 0};
   }
@@ -649,12 +656,12 @@ Lock::Position Lock::Previous(Order order, Position position) const {
   return {position.leaf - 1, list(order).leaf(position.leaf - 1).size() - 1};
 }
 
-const Lock::One& Lock::record(Order order, Position position) const {
-  return many() ? list(order).record(position) : static_cast<const One&>(*this);
+const Lock::HoldRecord& Lock::record(Order order, Position position) const {
+  return is_table() ? list(order).record(position) : static_cast<const HoldRecord&>(*this);
 }
 
 std::string_view Lock::AsBytes() const {
-  const One& one = record(Order::kByOwner, begin());
+  const HoldRecord& one = record(Order::kByOwner, begin());
   return {reinterpret_cast<const char*>(&one), one.size()};
 }
 
@@ -665,45 +672,45 @@ Lock::Holds Lock::holds(Order order) const {
 }
 
 Hold Lock::at(Order order, size_t index) const {
-  return record(order, many() ? list(order).PositionOf(index, size()) : begin()).hold();
+  return record(order, is_table() ? list(order).PositionOf(index, size()) : begin()).hold();
 }
 
 Hold Lock::first(Order order) const { return record(order, begin()).hold(); }
 
 Hold Lock::last(Order order) const {
-  return (many() ? *list(order).leaf(list(order).leaves() - 1).back()
-                 : static_cast<const One&>(*this))
+  return (is_table() ? *list(order).leaf(list(order).leaves() - 1).back()
+                     : static_cast<const HoldRecord&>(*this))
       .hold();
 }
 
 template <typename Before>
 Lock::Position Lock::Search(Order order, Before before) const {
-  if (many()) return list(order).Search(before);
-  return before(static_cast<const One&>(*this)) ? end(order) : begin();
+  if (is_table()) return list(order).Search(before);
+  return before(static_cast<const HoldRecord&>(*this)) ? end(order) : begin();
 }
 
-const Lock::One* Lock::Seek(Owner owner) const {
-  if (!many()) {
-    const auto* one = static_cast<const One*>(this);
+const Lock::HoldRecord* Lock::Seek(Owner owner) const {
+  if (!is_table()) {
+    const auto* one = static_cast<const HoldRecord*>(this);
     return one->owner() == owner ? one : nullptr;
   }
-  const Position found =
-      Search(Order::kByOwner, [&](const One& other) { return other.owner().bytes < owner.bytes; });
+  const Position found = Search(
+      Order::kByOwner, [&](const HoldRecord& other) { return other.owner().bytes < owner.bytes; });
   if (found == end(Order::kByOwner)) return nullptr;
-  const One& one = record(Order::kByOwner, found);
+  const HoldRecord& one = record(Order::kByOwner, found);
   return one.owner() == owner ? &one : nullptr;
 }
 
 std::optional<Hold> Lock::Find(Owner owner) const {
-  const One* found = Seek(owner);
+  const HoldRecord* found = Seek(owner);
   if (found == nullptr) return std::nullopt;
   return found->hold();
 }
 
 bool Lock::HasLive(Token token, Instant now) const {
-  Position at = Search(Order::kByToken, [&](const One& one) { return one.token() < token; });
+  Position at = Search(Order::kByToken, [&](const HoldRecord& one) { return one.token() < token; });
   for (; at != end(Order::kByToken); at = Next(Order::kByToken, at)) {
-    const One& one = record(Order::kByToken, at);
+    const HoldRecord& one = record(Order::kByToken, at);
     if (one.token() != token) break;
     if (one.hold().LiveAt(now)) return true;
   }
@@ -711,33 +718,33 @@ bool Lock::HasLive(Token token, Instant now) const {
 }
 
 bool Lock::MayLinger() const {
-  return many() ? static_cast<const Many*>(this)->may_linger()
-                : first(Order::kByOwner).linger > Millis{0};
+  return is_table() ? static_cast<const HoldTable*>(this)->may_linger()
+                    : first(Order::kByOwner).linger > Millis{0};
 }
 
-size_t Lock::KeepingOut(Instant now) const {
-  const Position first =
-      Search(Order::kByClosing, [&](const One& one) { return one.closes() < now; });
-  if (!many()) return 1 - first.at;
-  return size() - list(Order::kByClosing).Rank(first, size());
+size_t Lock::CountBlocking(Instant now) const {
+  const Position first = Search(Order::kByBlocksUntil,
+                                [&](const HoldRecord& one) { return one.blocks_until() < now; });
+  if (!is_table()) return 1 - first.at;
+  return size() - list(Order::kByBlocksUntil).Rank(first, size());
 }
 
 size_t Lock::Allocated(size_t (*size_of)(void*)) const {
   size_t bytes = size_of(const_cast<Lock*>(this));
-  if (!many()) return bytes;
-  for (const Order order : {Order::kByOwner, Order::kByToken, Order::kByClosing}) {
+  if (!is_table()) return bytes;
+  for (const Order order : {Order::kByOwner, Order::kByToken, Order::kByBlocksUntil}) {
     bytes += list(order).Allocated(size_of);
   }
   const List& all = list(Order::kByOwner);
   for (size_t i = 0; i < all.leaves(); ++i) {
-    for (One* one : all.leaf(i).all()) bytes += size_of(one);
+    for (HoldRecord* one : all.leaf(i).all()) bytes += size_of(one);
   }
   return bytes;
 }
 
 Lock* Lock::Without(Owner holder) {
   if (size() == 1) return nullptr;
-  static_cast<Many*>(this)->Remove(holder);
+  static_cast<HoldTable*>(this)->Remove(holder);
   return this;
 }
 
@@ -753,58 +760,61 @@ bool Joins(const Lock* lock, Mode mode) {
   return lock != nullptr && mode != Mode::kExclusive && lock->mode() == mode;
 }
 
-bool Replaces(const Lock* lock, const Held& held) {
+bool Replaces(const Lock* lock, const HoldSet& held) {
   return lock != nullptr && !Joins(lock, held.mode) &&
          (lock->size() > 1 || !lock->Find(held.hold.owner).has_value());
 }
 
-bool EndsHold(const Lock& lock, const Released& released) {
-  const Lock::One* hold = lock.Seek(released.owner);
+bool EndsHold(const Lock& lock, const HoldReleased& released) {
+  const Lock::HoldRecord* hold = lock.Seek(released.owner);
   return hold != nullptr && !hold->counted();
 }
 
-Lock* Apply(Lock* lock, const Held& held) {
-  if (lock != nullptr && !lock->many()) {
-    auto& one = static_cast<Lock::One&>(*lock);
+Lock* Apply(Lock* lock, const HoldSet& held) {
+  TURNSTILE_DCHECK(IsWellFormed(held.hold));
+  if (lock != nullptr && !lock->is_table()) {
+    auto& one = static_cast<Lock::HoldRecord&>(*lock);
     if (one.owner() == held.hold.owner && one.Renew(held.mode, held.hold)) return lock;
     if (one.owner() == held.hold.owner || !Joins(lock, held.mode)) return Lock::Make(held);
     return Lock::Make(held.mode, std::array{one.hold(), held.hold});
   }
   if (!Joins(lock, held.mode)) return Lock::Make(held);
-  static_cast<Lock::Many*>(lock)->Put(held.hold);
+  static_cast<Lock::HoldTable*>(lock)->Put(held.hold);
   return lock;
 }
 
-Lock* Apply(Lock* lock, const Released& released) {
-  const Lock::One* found = lock == nullptr ? nullptr : lock->Seek(released.owner);
+Lock* Apply(Lock* lock, const HoldReleased& released) {
+  const Lock::HoldRecord* found = lock == nullptr ? nullptr : lock->Seek(released.owner);
   if (found == nullptr) return lock;
   if (!found->counted()) return lock->Without(released.owner);
   Hold hold = found->hold();
   --hold.count;
-  return Apply(lock, Held{lock->mode(), hold});
+  return Apply(lock, HoldSet{lock->mode(), hold});
 }
 
-Lock* Apply(Lock* lock, const Ended& ended) {
+Lock* Apply(Lock* lock, const HoldEnded& ended) {
   return lock == nullptr || lock->Seek(ended.owner) == nullptr ? lock : lock->Without(ended.owner);
 }
 
-Lock* Apply(Lock* lock, const Expired& expired) {
-  if (lock == nullptr || lock->closes() < expired.before) return nullptr;
-  if (lock->first(Lock::Order::kByClosing).closes() < expired.before) {
-    static_cast<Lock::Many*>(lock)->RemoveClosedBefore(expired.before);
+Lock* Apply(Lock* lock, const HoldsExpired& expired) {
+  if (lock == nullptr || lock->blocks_until() < expired.before) return nullptr;
+  if (lock->first(Lock::Order::kByBlocksUntil).blocks_until() < expired.before) {
+    static_cast<Lock::HoldTable*>(lock)->RemoveEndedBefore(expired.before);
   }
   return lock;
 }
 
 Lock* Apply(Lock* lock, const SessionsEnded& ended) {
   if (lock == nullptr) return nullptr;
-  if (lock->many()) return static_cast<Lock::Many*>(lock)->EndSessions(ended) ? lock : nullptr;
-  const Hold hold = static_cast<const Lock::One*>(lock)->hold();
+  if (lock->is_table()) {
+    return static_cast<Lock::HoldTable*>(lock)->EndSessions(ended) ? lock : nullptr;
+  }
+  const Hold hold = static_cast<const Lock::HoldRecord*>(lock)->hold();
   const bool named =
       std::find(ended.owners.begin(), ended.owners.end(), hold.owner) != ended.owners.end();
   if (!named || !hold.LiveAt(ended.at)) return lock;
   if (hold.linger == Millis{0}) return nullptr;
-  return Apply(lock, Held{lock->mode(), AfterSession(hold, ended.at)});
+  return Apply(lock, HoldSet{lock->mode(), AfterSession(hold, ended.at)});
 }
 
 }  // namespace turnstile

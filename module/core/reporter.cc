@@ -29,17 +29,17 @@ void Reporter::AddHoldTime(const Hold& hold, Instant now) {
   stats_.hold_times.Add(std::min(now, hold.end) - hold.since);
 }
 
-void Reporter::Released(const OpenKey& key, Token token, std::optional<Millis> held) {
+void Reporter::OnReleased(const OpenKey& key, Token token, std::optional<Millis> held) {
   if (held.has_value()) stats_.hold_times.Add(*held);
   TakeRenamed(token);
   Emit(key, LockEvent::kReleased);
 }
 
-void Reporter::Lost(const OpenKey& key, const std::vector<turnstile::Lost>& lost,
-                    std::optional<Instant> now) {
+void Reporter::OnLost(const OpenKey& key, const std::vector<LostHold>& lost,
+                      std::optional<Instant> now) {
   if (lost.empty()) return;
-  Drain();
-  std::bitset<8> told;  // by cause: an event tells of a lock, not of a hold
+  PublishPending();
+  std::bitset<8> told;  // by cause: an event is about a lock, not about a hold
   for (const auto& [hold, how] : lost) {
     if (now.has_value()) {
       CountLoss(hold, how, *now);
@@ -60,29 +60,40 @@ void Reporter::CountLoss(const Hold& hold, Loss how, Instant now) {
   AddHoldTime(hold, now);
 }
 
-void Reporter::Removed(LockName name, const Lock& lock, bool counts, bool moves, Instant now) {
-  Drain();
-  Removal removal{.db = name.db, .key = std::string(name.key), .counts = counts, .at = now};
-  for (const auto& [hold, how] : LostWith(lock, Loss::kForced, now)) {
-    const bool live = how != Loss::kExpired;
+void Reporter::OnRemoved(LockName name, const Lock& lock, bool counts, bool moves, Instant now) {
+  PublishPending();
+  removal_.tokens.clear();
+  removal_.any_live = false;
+  removal_.ended = removal_.live = 0;
+  for (const Hold& hold : lock.holds(Lock::Order::kByToken)) {
+    if (hold.ended_with_session()) continue;  // reported when its connection closed
+    const bool live = hold.LiveAt(now);
     if (live && moves) continue;
-    removal.any_live = removal.any_live || live;
-    removal.tokens.push_back(hold.token);
+    removal_.any_live = removal_.any_live || live;
+    removal_.tokens.push_back(hold.token);
     if (!counts || TakeRenamed(hold.token)) continue;
-    ++(live ? removal.live : removal.ended);
+    ++(live ? removal_.live : removal_.ended);
     AddHoldTime(hold, now);
   }
-  if (!removal.tokens.empty()) removal_ = std::move(removal);
+  if (removal_.tokens.empty()) return;
+  removal_.db = name.db;
+  removal_.key = name.key;
+  removal_.counts = counts;
+  removal_.at = now;
+  removal_.how_live = Loss::kForced;
+  is_pending_ = true;
+  host_.RunSoon();
 }
 
 bool Reporter::IsPending(LockName name) const {
-  return removal_.has_value() && removal_->db == name.db && removal_->key == name.key;
+  return is_pending_ && removal_.db == name.db && removal_.key == name.key;
 }
 
-void Reporter::Renamed(LockName old_name) {
-  if (!IsPending(old_name) || !removal_->counts) return;
-  for (const Token token : removal_->tokens) ++renamed_[token];
-  // An entry is left over when the hold is upgraded. Tokens rise: the first ones are the oldest.
+void Reporter::OnRenamed(LockName old_name) {
+  if (!IsPending(old_name) || !removal_.counts) return;
+  for (const Token token : removal_.tokens) ++renamed_[token];
+  // An entry is left over if the hold is upgraded. Tokens increase, so the first entries are the
+  // oldest.
   constexpr size_t kMostRemembered = 100'000;
   while (renamed_.size() > kMostRemembered) renamed_.erase(renamed_.begin());
 }
@@ -95,26 +106,28 @@ bool Reporter::TakeRenamed(Token token) {
   return true;
 }
 
-void Reporter::Evicted(LockName name) {
-  if (IsPending(name)) removal_->how_live = Loss::kEvicted;
+void Reporter::OnEvicted(LockName name) {
+  if (IsPending(name)) removal_.how_live = Loss::kEvicted;
 }
 
-void Reporter::DrainRemoval() {
-  const Removal removal = *std::exchange(removal_, std::nullopt);
-  const Loss how = removal.any_live ? removal.how_live : Loss::kExpired;
-  host_.EmitLost(LockName{removal.db, removal.key}, how);
-  if (!removal.counts) return;
-  CounterFor(Loss::kExpired) += removal.ended;
-  CounterFor(removal.how_live) += removal.live;
-  if (how == Loss::kEvicted && removal.live > 0) {
-    Warn(evictions_, removal.live, removal.key, removal.at,
-         "locks were lost by eviction: give locks a server with maxmemory-policy noeviction");
+void Reporter::PublishRemoval() {
+  is_pending_ = false;
+  const Loss how = removal_.any_live ? removal_.how_live : Loss::kExpired;
+  if (removal_.counts) {
+    CounterFor(Loss::kExpired) += removal_.ended;
+    CounterFor(removal_.how_live) += removal_.live;
+    if (how == Loss::kEvicted && removal_.live > 0) {
+      Warn(evictions_, removal_.live, removal_.key, removal_.at,
+           "locks were lost by eviction: give locks a server with maxmemory-policy noeviction");
+    }
   }
+  // At the end: whoever listens may remove another lock.
+  host_.EmitLost(LockName{removal_.db, removal_.key}, how);
 }
 
-void Reporter::Flushed(LockName name, const Lock& lock, bool counts, Instant now) {
-  Drain();
-  const std::vector<turnstile::Lost> lost = LostWith(lock, Loss::kFlushed, now);
+void Reporter::OnFlushed(LockName name, const Lock& lock, bool counts, Instant now) {
+  PublishPending();
+  const std::vector<LostHold> lost = HoldsLostWith(lock, Loss::kFlushed, now);
   if (lost.empty()) return;
   bool any_live = false;
   for (const auto& [hold, how] : lost) {

@@ -1,13 +1,14 @@
-// What happens to locks, told to those who subscribe, and counted.
+// Publishes what happens to locks to subscribers, and counts it.
 //
-// Keyspace events of the class for modules (d): lock.acquired, lock.touched, lock.released, and
-// lock.lost, which is followed by lock.lost.<why>. No event names an owner: channels have rights of
-// their own, and an owner is what proves ownership.
+// Keyspace events of the module class (d): lock.acquired, lock.touched, lock.released, and
+// lock.lost, which is followed by lock.lost.<cause>. No event names an owner: channels have access
+// rights of their own, and knowing an owner proves ownership.
 //
-// Locks that the server removes by itself or for others (DEL, expiry, eviction, SET, RENAME) are
-// known from the type's unlink callback, a moment before the server tells why. Such a loss is kept
-// until the next one, the next event of ours or the end of the pass of the event loop: so the why
-// is known when it is told, the server's own event comes first, and ours come in order.
+// When the server removes a lock by itself or for another command (DEL, expiry, eviction, SET,
+// RENAME), the type's unlink callback reports the removal just before the server publishes the
+// cause. The loss is kept until the next one, the next event of ours or the end of the pass of the
+// event loop. By then the cause is known, the server's own event has been published first, and ours
+// are published in order.
 
 #ifndef TURNSTILE_CORE_REPORTER_H_
 #define TURNSTILE_CORE_REPORTER_H_
@@ -20,7 +21,7 @@
 
 #include "core/host.h"
 #include "core/lock.h"
-#include "core/news.h"
+#include "core/lock_events.h"
 #include "core/stats.h"
 
 namespace turnstile {
@@ -31,26 +32,30 @@ class Reporter {
   Reporter(const Reporter&) = delete;
   Reporter& operator=(const Reporter&) = delete;
 
-  void Acquired(const OpenKey& key) { Emit(key, LockEvent::kAcquired); }
-  void Touched(const OpenKey& key) { Emit(key, LockEvent::kTouched); }
-  // `held`: for how long, if that was decided here.
-  void Released(const OpenKey& key, Token token, std::optional<Millis> held);
-  // By a fact. `now`: when it was decided, if it was decided here. Only then it is counted.
-  void Lost(const OpenKey& key, const std::vector<Lost>& lost, std::optional<Instant> now);
+  void Emit(const OpenKey& key, LockEvent event) {
+    PublishPending();
+    host_.Emit(key.content(), event);
+  }
+  // `held`: how long the lock was held, if the release was decided here.
+  void OnReleased(const OpenKey& key, Token token, std::optional<Millis> held);
+  // Holds lost through a fact. `now`: when it was decided, if it was decided here. Losses are
+  // counted only then.
+  void OnLost(const OpenKey& key, const std::vector<LostHold>& lost, std::optional<Instant> now);
 
-  // The server is removing this lock, and no fact of ours tells it to. `counts`: this server
-  // decides. `moves`: what is live of it goes to another node.
-  void Removed(LockName name, const Lock& lock, bool counts, bool moves, Instant now);
-  // It has just removed this key because it needed the memory.
-  void Evicted(LockName name);
-  // It has just taken this key to another name or database.
-  void Renamed(LockName old_name);
-  // It is about to empty the database of this lock.
-  void Flushed(LockName name, const Lock& lock, bool counts, Instant now);
+  // The server is removing this lock, and not because of a fact of ours. `counts`: whether this
+  // server decides, and so counts the loss. `moves`: whether its live holds move to another node.
+  void OnRemoved(LockName name, const Lock& lock, bool counts, bool moves, Instant now);
+  // The server has just removed this key because it needed memory.
+  void OnEvicted(LockName name);
+  // The server has just moved this key to another name or database.
+  void OnRenamed(LockName old_name);
+  // The server is about to empty the database of this lock.
+  void OnFlushed(LockName name, const Lock& lock, bool counts, Instant now);
 
-  // Tells what has not been told yet.
-  void Drain() {
-    if (removal_.has_value()) DrainRemoval();
+  bool has_pending() const { return is_pending_; }
+  // Publishes and counts what is still pending.
+  void PublishPending() {
+    if (is_pending_) PublishRemoval();
   }
 
  private:
@@ -60,25 +65,21 @@ class Reporter {
     bool counts;
     Instant at;
     bool any_live = false;
-    size_t ended = 0;  // holds to count whose leases were over,
-    size_t live = 0;   // and those whose were not
+    size_t ended = 0;  // holds to count whose leases had ended,
+    size_t live = 0;   // and those whose leases had not
     Loss how_live = Loss::kForced;
-    std::vector<Token> tokens;  // of all holds, also those that were counted before
+    std::vector<Token> tokens;  // of all holds, including those counted before
   };
-  // At most one warning of a kind a minute; the next one tells how many there were meanwhile.
+  // At most one warning of a kind per minute; the next one says how many there were in between.
   struct Warnings {
     std::optional<Instant> last;
     uint64_t since = 0;
   };
 
-  void Emit(const OpenKey& key, LockEvent event) {
-    Drain();
-    host_.Emit(key.content(), event);
-  }
-  void DrainRemoval();
+  void PublishRemoval();
   bool IsPending(LockName name) const;
   uint64_t& CounterFor(Loss how);
-  // A hold that is over lasted as long as its lease at most.
+  // A hold that has ended counts for at most the length of its lease.
   void AddHoldTime(const Hold& hold, Instant now);
   void CountLoss(const Hold& hold, Loss how, Instant now);
   bool TakeRenamed(Token token);
@@ -87,9 +88,11 @@ class Reporter {
 
   Host& host_;
   Stats& stats_;
-  std::optional<Removal> removal_;
-  // Holds that were counted as lost when their key was renamed or moved, by token; several of a set
-  // share one. They live on under another name and are not counted again when they end there.
+  Removal removal_{};  // kept, so that many locks that expire at once cost few allocations
+  bool is_pending_ = false;
+  // Holds that were counted as lost when their key was renamed or moved, by token; the holds of one
+  // request share a token. They continue under another name and are not counted again when they end
+  // there.
   std::map<Token, size_t> renamed_;
   Warnings evictions_;
   Warnings undelivered_;

@@ -17,7 +17,7 @@ bool IsDigits(std::string_view text) {
 
 constexpr std::string_view kAlsoGrammar = "ALSO numkeys key [key ...]";
 
-// What a first try most often lacks is answered with the form that works.
+// When a request lacks what first attempts most often lack, the error shows a form that works.
 constexpr std::string_view kAcquireUsage =
     "LOCK.ACQUIRE key owner PX milliseconds, for example LOCK.ACQUIRE table:12 alice PX 60000";
 constexpr std::string_view kReleaseUsage =
@@ -30,11 +30,11 @@ constexpr std::string_view kInfoUsage = "LOCK.INFO key, for example LOCK.INFO ta
 
 constexpr std::string_view kMaxLeaseSetting = "turnstile.max-lease-ms";
 
-// Reads arguments from left to right. The first mistake is kept; after it nothing is left to read,
-// so a parser needs no check after every step and reports the mistake once, in Finish.
+// Reads arguments from left to right. The first error is kept, and after it nothing is left to
+// read, so a parser need not check after every step and reports the error once, in Finish.
 class Reader {
  public:
-  // `usage`: the form to show when something is missing that every request has.
+  // `usage`: the form to show if a required argument is missing.
   explicit Reader(Args args, std::string_view usage = "") : rest_(args), usage_(usage) {}
 
   bool AtEnd() const { return rest_.empty(); }
@@ -67,7 +67,8 @@ class Reader {
     return Owner{bytes};
   }
 
-  // A number from `least` to `most`; `what` names it in messages, and `setting` what limits it.
+  // A number from `least` to `most`. `what` names it in messages, and `setting` names the setting
+  // that limits it.
   int64_t TakeNumber(std::string_view what, int64_t least, int64_t most,
                      std::string_view setting = "") {
     const std::string_view text = Take("the number after ", what);
@@ -79,7 +80,7 @@ class Reader {
 
   std::string_view TakeText(std::string_view what) { return Take(what); }
 
-  // What the server itself gave out: an unsigned number of 64 bits.
+  // A cursor that the server itself returned: an unsigned 64-bit number.
   std::string_view TakeCursor() {
     constexpr size_t kMostDigits = 20;
     const std::string_view text = Take("the number after CURSOR");
@@ -112,7 +113,7 @@ class Reader {
     Fail(std::string(why) + ": " + std::string(usage_));
   }
 
-  // `expected` are the options that could stand here.
+  // `expected`: the options that are allowed here.
   void FailOnUnknown(const Options& expected) {
     std::string text;
     for (size_t i = 0; i < expected.size(); ++i) {
@@ -133,7 +134,7 @@ class Reader {
  private:
   bool failed() const { return !error_.empty(); }
 
-  // Messages are made apart from the way of a request that is right.
+  // Error messages are built outside the path of valid requests.
   [[gnu::cold]] void FailOnMissing(std::string_view what, std::string_view which) {
     Fail("syntax error: " + std::string(what) + std::string(which) + " is missing");
   }
@@ -148,7 +149,7 @@ class Reader {
          std::to_string(most) + limit + " in plain digits, not " + Quoted(text));
   }
 
-  // `what`, with `which` behind it, names it in messages.
+  // `what`, followed by `which`, names the argument in messages.
   std::string_view Take(std::string_view what, std::string_view which = "") {
     if (AtEnd()) {
       FailOnMissing(what, which);
@@ -169,7 +170,7 @@ Options LeaseOptions(const std::optional<Millis>& lease) {
   return lease.has_value() ? Options{} : Options{"PX ms", "EX s"};
 }
 
-// Takes the lease option if it stands next. Returns whether it did.
+// Takes the lease option if it is next. Returns whether it was.
 bool TakeLease(Reader& reader, const Limits& limits, std::optional<Millis>& lease) {
   const bool px = reader.TakeKeyword("PX");
   if (!px && !reader.TakeKeyword("EX")) return false;
@@ -189,8 +190,8 @@ Millis RequireLease(Reader& reader, std::optional<Millis> lease) {
   return lease.value_or(Millis{1});
 }
 
-// What stands next is no option. A bare number, where no lease was given, is meant as the lease;
-// right behind an "owner" that is called PX, the lease is there and the owner is not.
+// The next argument is not an option. A bare number where no lease was given is probably meant as
+// the lease; directly after an "owner" called PX, the lease is there and the owner is missing.
 void FailOnUnknown(Reader& reader, Owner owner, bool has_lease, const Options& expected) {
   if (has_lease || !reader.NextIsNumber()) {
     reader.FailOnUnknown(expected);
@@ -201,7 +202,7 @@ void FailOnUnknown(Reader& reader, Owner owner, bool has_lease, const Options& e
   }
 }
 
-// An option that is a word or a word and a number, at most once.
+// Takes an option that may be given at most once.
 bool TakeOnce(Reader& reader, std::string_view keyword, bool given) {
   if (!reader.TakeKeyword(keyword)) return false;
   if (given) reader.Fail("syntax error: " + std::string(keyword) + " is given twice");
@@ -325,7 +326,7 @@ Parsed<TouchRequest> ParseTouch(Args args, const Limits& limits) {
   return reader.Finish(request);
 }
 
-// key [token] [THEN command [arg ...]], and no THEN without a token
+// key [token] [THEN command [arg ...]]; THEN requires a token
 Parsed<FenceRequest> ParseFence(Args args) {
   Reader reader(args, kFenceUsage);
   reader.TakeKey();
@@ -339,7 +340,8 @@ Parsed<FenceRequest> ParseFence(Args args) {
         request.then.size() > kThenAt && IsKeyword(request.then[kThenAt], kThen)) {
       reader.Fail("a THEN inside a THEN is not allowed: name the command itself");
     }
-    // The server itself refuses all others that change the connection: scripts may not call them.
+    // The server itself refuses all other commands that change the connection: scripts may not call
+    // them.
     for (const std::string_view command : {"SELECT", "READONLY", "READWRITE", "ASKING"}) {
       if (!request.then.empty() && IsKeyword(request.then.front(), command)) {
         reader.Fail(std::string(command) +
@@ -391,7 +393,7 @@ Parsed<TopRequest> ParseTop(Args args) {
 }
 
 std::optional<int64_t> ParseDigits(std::string_view text) {
-  constexpr size_t kMostDigits = 19;  // which are less than 2^64
+  constexpr size_t kMostDigits = 19;  // always less than 2^64
   const bool leads_with_zero = text.size() > 1 && text.front() == '0';
   if (text.empty() || text.size() > kMostDigits || leads_with_zero) return std::nullopt;
   uint64_t number = 0;
@@ -405,7 +407,7 @@ std::optional<int64_t> ParseDigits(std::string_view text) {
 }
 
 bool IsKeyword(std::string_view text, std::string_view keyword) {
-  // The locale must not have a say in a protocol.
+  // A protocol must not depend on the locale.
   const auto upper = [](char c) {
     return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
   };

@@ -1,8 +1,8 @@
-// What callers ask for, and how a row of strings becomes such a request.
+// Requests of callers, and how a list of strings is parsed into one.
 //
-// A request is parsed as a whole before anybody looks at a key: a request that is wrong anywhere
-// changes nothing. Keywords are case-insensitive, options come in any order, an option given twice
-// is an error, and integers are plain decimal digits: no sign, space, leading zero, exponent.
+// A request is parsed completely before any key is opened: a request with an error anywhere changes
+// nothing. Keywords are case-insensitive, options may be in any order, an option given twice is an
+// error, and integers are plain decimal digits: no sign, space, leading zero or exponent.
 
 #ifndef TURNSTILE_CORE_REQUEST_H_
 #define TURNSTILE_CORE_REQUEST_H_
@@ -17,15 +17,15 @@
 
 namespace turnstile {
 
-// Keys of other locks that the request is about too. Views, as everything in a request.
+// Keys of the other locks that the request names. Views, like everything in a request.
 using Keys = std::span<const std::string_view>;
 
 struct AcquireRequest {
   Owner owner;
   Millis lease;
-  Millis wait{0};  // how long to stand in line; zero: one try
+  Millis wait{0};  // how long to wait in the queue; zero: one attempt
   Mode mode = Mode::kExclusive;
-  uint32_t limit = 1;  // how many may hold at a time; only for Mode::kLimit
+  uint32_t limit = 1;  // how many may hold the lock at a time; only for Mode::kLimit
   bool reentrant = false;
   bool session = false;
   Millis linger{0};
@@ -46,7 +46,7 @@ struct TouchRequest {
 
 struct FenceRequest {
   std::optional<Token> token;  // absent: which token holds the lock?
-  // A command and its arguments, to be run if the token does; empty: only tell.
+  // A command and its arguments, to be run if the token holds the lock; empty: only reply.
   std::span<const std::string_view> then;
 };
 
@@ -56,16 +56,16 @@ struct InfoRequest {
 
 struct ListRequest {
   std::optional<std::string_view> match;
-  int64_t count = 100;            // about how many keys to look at
-  std::string_view cursor = "0";  // where to go on; decimal digits
+  int64_t count = 100;            // about how many keys to scan
+  std::string_view cursor = "0";  // where to continue; decimal digits
 };
 
 struct TopRequest {
   size_t most = 10;
 };
 
-// The error reply to send, first word included; one line of printable characters, whatever bytes
-// the caller sent.
+// The error reply to send, including the error code. One line of printable characters, whatever
+// bytes the caller sent.
 struct ParseError {
   std::string text;
 };
@@ -73,22 +73,22 @@ struct ParseError {
 template <typename Request>
 using Parsed = std::variant<Request, ParseError>;
 
-// Arguments that follow the command's name. The first of a lock's command is its key.
+// The arguments after the command name. For commands on a lock, the first one is its key.
 using Args = std::span<const std::string_view>;
 
-// The longest wait that can be asked for: ten years, which no sum of moments overflows.
+// The longest wait that can be requested: ten years, so that no sum of times overflows.
 inline constexpr Millis kMaxWait = std::chrono::hours{24 * 3650};
 
-// More holders of one lock cannot be asked for.
+// The largest LIMIT that can be requested.
 inline constexpr uint32_t kMaxLimit = 100'000;
 
-// The word that more keys follow; the only option that the server must understand too.
+// The keyword that precedes further keys; the only option that the server must understand too.
 inline constexpr const char* kAlso = "ALSO";
 
-// More locks cannot be named after it.
+// The largest number of keys after ALSO.
 inline constexpr size_t kMaxAlso = 64;
 
-// More keys are not looked at in one call, and more locks not told of.
+// The largest number of keys that one LOCK.LIST scans, and of locks that one LOCK.TOP returns.
 inline constexpr int64_t kMaxListCount = 100'000;
 inline constexpr int64_t kMaxTop = 1000;
 
@@ -105,22 +105,27 @@ Parsed<InfoRequest> ParseInfo(Args args);
 Parsed<ListRequest> ParseList(Args args);
 Parsed<TopRequest> ParseTop(Args args);
 
-// The parts of LOCK.FENCE that are looked for inside another one: in argv, with the command's name
-// at 0, THEN stands at kThenAt.
+// The names of commands that are used in more than one file.
+inline constexpr const char* kAcquireCommand = "LOCK.ACQUIRE";
+inline constexpr const char* kReleaseCommand = "LOCK.RELEASE";
+inline constexpr const char* kTouchCommand = "LOCK.TOUCH";
 inline constexpr const char* kFenceCommand = "LOCK.FENCE";
+inline constexpr const char* kInfoCommand = "LOCK.INFO";
+
+// In the argv of LOCK.FENCE, with the command name at index 0, THEN is at index kThenAt.
 inline constexpr std::string_view kThen = "THEN";
 inline constexpr size_t kThenAt = 3;
 
 // A whole number in plain decimal digits, from 0 to 2^63 - 1; nothing for any other spelling.
 std::optional<int64_t> ParseDigits(std::string_view text);
 
-// Whether `text` is `keyword`, upper or lower case. Safe on any bytes.
+// Whether `text` is `keyword`, ignoring case. Safe on any bytes.
 bool IsKeyword(std::string_view text, std::string_view keyword);
 
-// Bytes that somebody sent, made fit to be read in a message: quoted, escaped, cut when long.
+// Makes arbitrary bytes readable in a message: quoted, escaped, and truncated if long.
 std::string Quoted(std::string_view bytes);
 
-// The same, but a plain word goes without quotes.
+// The same, but without quotes if it is a plain word.
 std::string Unquoted(std::string_view bytes);
 
 }  // namespace turnstile

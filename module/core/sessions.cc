@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "core/check.h"
+
 namespace turnstile {
 
 std::optional<Sessions::Client> Sessions::BoundTo(LockName lock, Owner owner) const {
@@ -19,6 +21,7 @@ void Sessions::Bind(Client client, LockName lock, Owner owner) {
 
 Sessions::Bindings::iterator Sessions::Erase(Bindings::iterator binding) {
   const auto client = clients_.find(binding->second.client);
+  if (!TURNSTILE_CHECK(client != clients_.end())) return bindings_.erase(binding);
   client->second.Remove(binding->second);
   if (client->second.empty()) {
     closed_.erase(client->first);
@@ -45,7 +48,7 @@ void Sessions::UnbindAll(std::optional<int> db) {
 }
 
 void Sessions::SwapDatabases(int first, int second) {
-  // Nodes, and with them the addresses that the lists know, stay as they are.
+  // The nodes keep their addresses, to which the lists point.
   Bindings swapped;
   while (!bindings_.empty()) {
     auto binding = bindings_.extract(bindings_.begin());
@@ -108,6 +111,25 @@ Sessions::EndedHolds Sessions::TakeEndedFrom(Bindings::iterator at, LockName loc
     }
   }
   return ended;
+}
+
+bool Sessions::IsConsistent() const {
+  size_t listed = 0;
+  for (const auto& [client, of_client] : clients_) {
+    listed += of_client.size();
+    if (of_client.empty()) return false;
+    for (const Binding* binding = of_client.first(); binding != nullptr;
+         binding = binding->of_client.after) {
+      const auto found = bindings_.find(*binding->hold);
+      if (binding->client != client || found == bindings_.end() || &found->second != binding) {
+        return false;
+      }
+    }
+  }
+  for (const Client client : closed_) {
+    if (!clients_.contains(client)) return false;
+  }
+  return listed == bindings_.size();
 }
 
 }  // namespace turnstile

@@ -1,12 +1,13 @@
 // Which holds end with which connection.
 //
-// A binding is from a hold, named by its lock and its owner, to the connection that acquired it. It
-// lives in the memory of the server that granted the hold and nowhere else: after a failover the
-// hold is an ordinary one, and its lease is the safety net. Whoever ends a hold unbinds it, so a
-// binding is always of a hold that is there.
+// A binding connects a hold, identified by its lock and its owner, to the connection that acquired
+// it. It exists only in the memory of the server that granted the hold: after a failover the hold
+// is an ordinary one, and its lease is the safety net. Code that ends a hold must also unbind it,
+// so a binding always refers to an existing hold.
 //
-// A connection may have any number of holds, and they end one after the other. Until then the
-// bindings to a closed connection stay, so that it is known which holds are over already.
+// A connection may have any number of holds, which are ended one after the other. Until that is
+// done the bindings to a closed connection stay, so that it is known which holds have already
+// ended.
 
 #ifndef TURNSTILE_CORE_SESSIONS_H_
 #define TURNSTILE_CORE_SESSIONS_H_
@@ -43,38 +44,41 @@ class Sessions {
   Sessions& operator=(const Sessions&) = delete;
 
   bool empty() const { return bindings_.empty(); }
-  // The connection that the hold of `owner` is bound to, if it is bound to one.
+  // The connection that the hold of `owner` is bound to, if any.
   std::optional<Client> BoundTo(LockName lock, Owner owner) const;
   bool IsBound(LockName lock, Owner owner) const { return BoundTo(lock, owner).has_value(); }
   bool HasAny(Client client) const { return clients_.contains(client); }
 
-  // Binds the hold of `owner` to `client`, and to no other any more.
+  // Binds the hold of `owner` to `client`, replacing any other binding.
   void Bind(Client client, LockName lock, Owner owner);
   void Unbind(LockName lock, Owner owner);
   void UnbindAll(LockName lock);
-  // All of one database, or of all.
+  // All bindings of one database, or of all databases if `db` is absent.
   void UnbindAll(std::optional<int> db);
   void SwapDatabases(int first, int second);
 
-  // The connection closed: what is bound to it has ended.
+  // The connection closed: the holds bound to it have ended.
   void Close(Client client);
-  // Whether there is anything that has ended so and was not taken out yet.
+  // Whether there are holds that have ended this way and have not been taken out yet.
   bool has_ended() const { return !closed_.empty(); }
-  // How many such holds a lock has, and whether one is the owner's.
+  // The number of these holds in a lock; and whether the hold of `owner` is one of them.
   size_t CountEnded(LockName lock) const;
   bool HasEnded(LockName lock, Owner owner) const;
 
-  // Such holds of one lock, taken out.
+  // Owners of these holds in one lock, taken out of the bindings.
   struct EndedHolds {
     std::vector<std::string> owners;
     bool more = false;  // there may be others in this lock
   };
-  // A lock with such holds, while has_ended(); and those of them that are found in so many steps,
-  // of which there is one at least.
+  // A lock with such holds. Requires has_ended(). TakeFirstEnded takes out those of its holds that
+  // are found within `steps` steps, which must be at least 1: at least one hold is taken out.
   LockName FirstWithEnded() const;
   EndedHolds TakeFirstEnded(size_t steps);
-  // Those of a given lock that are found in so many steps.
+  // Takes out those of a given lock that are found within `steps` steps.
   EndedHolds TakeEnded(LockName lock, size_t steps);
+
+  // For tests: whether all redundant data structures agree.
+  bool IsConsistent() const;
 
  private:
   struct Before {

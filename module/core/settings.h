@@ -1,5 +1,5 @@
-// What operators can set, as the engine uses it. The names, ranges and defaults that operators see
-// are in redis/config.cc.
+// The settings of operators, as the engine uses them. Their public names, ranges and defaults are
+// in redis/config.cc.
 
 #ifndef TURNSTILE_CORE_SETTINGS_H_
 #define TURNSTILE_CORE_SETTINGS_H_

@@ -10,10 +10,10 @@ uint64_t Histogram::count() const {
   return std::accumulate(counts_.begin(), counts_.end(), uint64_t{0});
 }
 
-Millis Histogram::AtMost(double share) const {
+Millis Histogram::Percentile(double quantile) const {
   const uint64_t all = count();
   const auto wanted =
-      std::max(static_cast<uint64_t>(std::ceil(share * static_cast<double>(all))), uint64_t{1});
+      std::max(static_cast<uint64_t>(std::ceil(quantile * static_cast<double>(all))), uint64_t{1});
   uint64_t seen = 0;
   for (size_t bucket = 0; bucket < kBuckets; ++bucket) {
     seen += counts_[bucket];

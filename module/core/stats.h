@@ -1,8 +1,7 @@
-// What the server counts and measures for its operators.
+// Counters and measurements for operators.
 //
-// Counting must cost nothing worth mentioning: a counter is one addition, a duration is one
-// addition in a table. Everything that takes thought (percentiles, shares) is computed when
-// somebody asks.
+// Counting must cost next to nothing: a counter is one addition, a duration is one addition in a
+// table. Everything that needs computation (percentiles, ratios) is computed when it is requested.
 
 #ifndef TURNSTILE_CORE_STATS_H_
 #define TURNSTILE_CORE_STATS_H_
@@ -17,9 +16,8 @@
 
 namespace turnstile {
 
-// How long things took. Its size is fixed: durations below 32 ms are counted one by one, longer
-// ones in buckets of at most a sixteenth of their length, up to more than the longest lease and
-// wait.
+// A histogram of durations of fixed size. Durations below 32 ms are counted exactly, longer ones in
+// buckets of at most a sixteenth of their length, up to more than the longest lease and wait.
 class Histogram {
  public:
   void Add(Millis duration) {
@@ -31,10 +29,10 @@ class Histogram {
   uint64_t count() const;
   Millis longest() const { return Millis{static_cast<int64_t>(longest_)}; }
 
-  // The least duration, as exact as the buckets are, that at least `share` of all did not exceed:
-  // 0.99 gives the 99th percentile. Never less than the truth, never more than longest(). Zero if
-  // nothing was added.
-  Millis AtMost(double share) const;
+  // The smallest duration, as exact as the buckets allow, that at least the fraction `quantile` of
+  // all durations did not exceed: 0.99 gives the 99th percentile. Never less than the true value,
+  // never more than longest(). Zero if nothing was added.
+  Millis Percentile(double quantile) const;
 
  private:
   static constexpr int kExactBits = 5;  // below 2^5 each has its own bucket
@@ -60,34 +58,35 @@ class Histogram {
   uint64_t longest_ = 0;
 };
 
-// Since the server started, or since they were reset. Requests are counted once, however many locks
-// they name; leases that are set, and holds that are given up or lost, are counted one by one.
+// Counted since the server started or since the last reset. Requests are counted once, however many
+// locks they name; leases that are set, and holds that are given up or lost, are counted one by
+// one.
 struct Stats {
   uint64_t acquired_immediately = 0;  // granted under a new token, without a wait
   uint64_t acquired_after_wait = 0;   // granted under a new token to a client that waited
-  uint64_t reacquired = 0;            // granted to an owner that held the lock already
+  uint64_t reacquired = 0;            // granted to an owner that already held the lock
   uint64_t rejected = 0;              // answered null at once
   uint64_t waits = 0;                 // requests that began to wait
-  uint64_t wait_timeouts = 0;         // waits that ran out
+  uint64_t wait_timeouts = 0;         // waits that timed out
   uint64_t waits_cancelled = 0;       // waits ended by a LOCK.RELEASE of their owner
   uint64_t deadlocks = 0;             // rejected: the wait would have closed a cycle
-  uint64_t rejected_wait_limit = 0;   // rejected: too many clients waited
+  uint64_t rejected_wait_limit = 0;   // rejected: too many clients were waiting
   uint64_t released = 0;              // by their owners
   uint64_t stale_releases = 0;        // answered 0
   uint64_t touched = 0;               // leases that LOCK.TOUCH set
   uint64_t stale_touches = 0;         // answered 0
-  uint64_t expired = 0;               // lost: the lease ran out
-  uint64_t evicted = 0;               // lost: the server needed the memory
+  uint64_t expired = 0;               // lost: the lease ended
+  uint64_t evicted = 0;               // lost: the server needed memory
   uint64_t forced = 0;                // lost: the key was removed, renamed, replaced or flushed
   uint64_t session_ended = 0;         // lost: the connection closed
-  uint64_t undelivered = 0;           // grants taken back, because the client was gone
+  uint64_t undelivered = 0;           // grants taken back, because the client had disconnected
   uint64_t fence_passed = 0;          // commands after THEN that ran
   uint64_t fence_rejected = 0;        // commands after THEN that did not
   Histogram wait_times;               // of waits that were granted or timed out
   Histogram hold_times;
 
-  // The share of requests, by owners that did not hold the lock, that had to wait or were rejected
-  // because of others.
+  // The fraction of requests, by owners that did not hold the lock, that had to wait or were
+  // rejected because of others.
   double Contention() const;
 };
 

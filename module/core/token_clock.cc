@@ -5,8 +5,8 @@
 namespace turnstile {
 namespace {
 
-// The wall clock as a token value. A clock before 1970 or past the last token is held at the ends
-// of the range, so that no arithmetic below can overflow.
+// The wall clock as a token value. A clock before 1970 or past the last token is clamped to the
+// ends of the range, so that no arithmetic below can overflow.
 constexpr uint64_t WallReading(FineInstant now) {
   return static_cast<uint64_t>(
       std::clamp<int64_t>(now.time_since_epoch().count(), 0, int64_t{kMaxToken.value} + 1));
@@ -36,7 +36,7 @@ Token TokenClock::StartIssuing(FineInstant now, Millis margin) {
 
 void TokenClock::AdvanceBeyond(const RemoteClock& peers, FineInstant now) {
   NoteFloor(Token{WallReading(now) + Ticks(margin_)});
-  NoteFloor(peers.AtMost(now));
+  NoteFloor(peers.UpperBound(now));
 }
 
 std::optional<Token> TokenClock::FloorPassedBy(Token token) const {
@@ -49,7 +49,10 @@ ClockReading TokenClock::Read(FineInstant now) const {
 
 Token TokenClock::HighestFloor(FineInstant now) const {
   const Token ahead{WallReading(now) + Ticks(margin_) / 2};
-  const Token of_start{WallReading(process_start_) + Ticks(margin_) / 2 * 3};
+  Token of_start;
+  if (process_start_.has_value()) {
+    of_start = Token{WallReading(*process_start_) + Ticks(margin_) / 2 * 3};
+  }
   return std::min(std::max({reading(), ahead, of_start}), kMaxToken);
 }
 
@@ -68,10 +71,10 @@ void RemoteClock::Observe(ClockReading reading, FineInstant now) {
   if (reading.wall.value >= wall_.At(now, 1)) wall_ = {reading.wall.value, now};
 }
 
-Token RemoteClock::AtMost(FineInstant now) const {
+Token RemoteClock::UpperBound(FineInstant now) const {
   const uint64_t furthest = std::max(last_.At(now, kMicrosForToken), wall_.At(now, 1));
   if (furthest == 0) return {};
-  return Token{furthest + static_cast<uint64_t>(Micros{kOnTheWay}.count())};
+  return Token{furthest + static_cast<uint64_t>(Micros{kMessageDelay}.count())};
 }
 
 Micros TokenClock::LeadAt(FineInstant now) const { return LeadOf(reading(), now); }

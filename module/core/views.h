@@ -1,4 +1,4 @@
-// What a request finds in the locks that it names, for the rules (decide.h) to decide on.
+// The lock views of a request, for the rules (decide.h) to decide on.
 
 #ifndef TURNSTILE_CORE_VIEWS_H_
 #define TURNSTILE_CORE_VIEWS_H_
@@ -12,34 +12,34 @@
 namespace turnstile {
 
 // A request for one lock costs no allocation.
-class Sites {
+class LockViews {
  public:
-  // `ahead_of` says who waits before the request, given the number of a key, the key and what is in
-  // it.
+  // `ahead_of` returns the waiters ahead of the request, given the index of a key, the key and its
+  // state.
   template <typename AheadOf>
-  Sites(const OpenKeys& keys, AheadOf ahead_of)
-      : first_(LookAt(0, keys[0], ahead_of)), sites_(&first_, 1) {
+  LockViews(const OpenKeys& keys, AheadOf ahead_of)
+      : first_(ViewOf(0, keys[0], ahead_of)), views_(&first_, 1) {
     if (keys.size() == 1) return;
     all_.reserve(keys.size());
     all_.push_back(first_);
-    for (size_t i = 1; i < keys.size(); ++i) all_.push_back(LookAt(i, keys[i], ahead_of));
-    sites_ = all_;
+    for (size_t i = 1; i < keys.size(); ++i) all_.push_back(ViewOf(i, keys[i], ahead_of));
+    views_ = all_;
   }
-  Sites(const Sites&) = delete;
-  Sites& operator=(const Sites&) = delete;
+  LockViews(const LockViews&) = delete;
+  LockViews& operator=(const LockViews&) = delete;
 
-  std::span<const Site> get() const { return sites_; }
+  std::span<const LockView> get() const { return views_; }
 
  private:
   template <typename AheadOf>
-  static Site LookAt(size_t index, const OpenKey& key, AheadOf& ahead_of) {
-    const Place place = key.place();
-    return {place, ahead_of(index, key, place)};
+  static LockView ViewOf(size_t index, const OpenKey& key, AheadOf& ahead_of) {
+    const KeyState key_state = key.state();
+    return {key_state, ahead_of(index, key, key_state)};
   }
 
-  Site first_;
-  std::vector<Site> all_;  // if there are more
-  std::span<const Site> sites_;
+  LockView first_;
+  std::vector<LockView> all_;  // if there are several
+  std::span<const LockView> views_;
 };
 
 }  // namespace turnstile

@@ -2,177 +2,183 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
+
+#include "core/check.h"
 
 namespace turnstile {
 namespace {
 
-// A hold lives through its last millisecond.
+// A hold is live through its last millisecond.
 constexpr Instant After(Instant end) { return end + Millis{1}; }
 
 }  // namespace
 
-LockName WaitQueue::Waiter::lock(size_t index) const { return places_[index].line_->lock_; }
+LockName WaitQueue::Waiter::lock(size_t index) const { return entries_[index].queue_->lock_; }
 
 bool WaitQueue::Waiter::WaitsFor(LockName lock) const {
-  return std::any_of(places_.begin(), places_.end(),
-                     [lock](const Place& place) { return place.line_->lock_ == lock; });
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [lock](const Entry& entry) { return entry.queue_->lock_ == lock; });
 }
 
-// An exclusive request minds anybody and a shared one anybody who is not shared, so to know whether
-// there is one is enough. For a request with a limit those ahead are counted, up to its limit.
-Crowd WaitQueue::Waiter::AheadOf(size_t index) const {
-  const Place& place = places_[index];
-  const Line& line = *place.line_;
-  Crowd crowd;
-  if (line.places_.first() == &place) return crowd;
-  const auto stands_ahead = [&place](const Place* other) {
-    return other != nullptr && other->order_ < place.order_;
+// An exclusive request is incompatible with every waiter and a shared one with every waiter that is
+// not shared, so it is enough to know whether there is one. For a request with a limit, the waiters
+// ahead are counted, up to its limit.
+WaitersAhead WaitQueue::Waiter::AheadOf(size_t index) const {
+  const Entry& entry = entries_[index];
+  const LockQueue& queue = *entry.queue_;
+  WaitersAhead ahead;
+  if (queue.entries_.first() == &entry) return ahead;
+  const auto is_ahead = [&entry](const Entry* other) {
+    return other != nullptr && other->order_ < entry.order_;
   };
-  if (request_.mode != Mode::kLimit || stands_ahead(line.unlimited_.first())) {
-    crowd.size = 1;
-    crowd.all_limit = false;
-    crowd.all_shared = !stands_ahead(line.unshared_.first());
-    return crowd;
+  if (request_.mode != Mode::kLimit || is_ahead(queue.unlimited_.first())) {
+    ahead.size = 1;
+    ahead.all_limit = false;
+    ahead.all_shared = !is_ahead(queue.unshared_.first());
+    return ahead;
   }
-  for (const Place* other = place.link_.before;
-       other != nullptr && crowd.size < std::min(request_.limit, crowd.least_limit);
+  for (const Entry* other = entry.link_.before;
+       other != nullptr && ahead.size < std::min(request_.limit, ahead.least_limit);
        other = other->link_.before) {
-    crowd.Add(Mode::kLimit, other->waiter_->request_.limit);
+    ahead.Add(Mode::kLimit, other->waiter_->request_.limit);
   }
-  return crowd;
+  return ahead;
 }
 
-Crowd WaitQueue::Line::Ahead(bool upgrade, Instant now) const {
-  Crowd crowd;
+WaitersAhead WaitQueue::LockQueue::Ahead(bool upgrade, Instant now) const {
+  WaitersAhead ahead;
   if (upgrade) {
-    // Those who ask for a shared hold and stand in front; that there is one is enough to know.
-    if (first()->waiter().request().mode == Mode::kShared) crowd.Add(Mode::kShared, /*limit=*/1);
-    return crowd;
+    // Shared requests at the front of the queue. It is enough to know that there is one.
+    if (first()->waiter().request().mode == Mode::kShared) ahead.Add(Mode::kShared, /*limit=*/1);
+    return ahead;
   }
-  crowd.size = size();
-  crowd.all_shared = unshared_.empty() && !put_off(now);
-  crowd.all_limit = unlimited_.empty() && !put_off(now);
-  if (!limits_.empty()) crowd.least_limit = limits_.begin()->first;
-  return crowd;
+  ahead.size = size();
+  ahead.all_shared = unshared_.empty() && !has_deferred_work(now);
+  ahead.all_limit = unlimited_.empty() && !has_deferred_work(now);
+  if (!limits_.empty()) ahead.least_limit = limits_.begin()->first;
+  return ahead;
 }
 
-Tick WaitQueue::Line::waiting_since() const {
+Tick WaitQueue::LockQueue::waiting_since() const {
   constexpr int kFront = 100;
-  Tick since = kMaxTick;
-  const Place* place = first();
-  for (int i = 0; place != nullptr && i < kFront; ++i, place = place->behind()) {
-    since = std::min(since, place->waiter().since());
+  const Entry* entry = first();
+  Tick since = entry->waiter().since();
+  for (int i = 0; entry != nullptr && i < kFront; ++i, entry = entry->behind()) {
+    since = std::min(since, entry->waiter().since());
   }
   return since;
 }
 
-void WaitQueue::Line::Insert(Place& place, bool upgrade) {
-  const AcquireRequest& request = place.waiter_->request_;
-  Place* next = upgrade ? unshared_.first() : nullptr;
-  place.order_ = next == nullptr ? Order{.arrival = place.waiter_->number_}
+void WaitQueue::LockQueue::Insert(Entry& entry, bool upgrade) {
+  const AcquireRequest& request = entry.waiter_->request_;
+  Entry* next = upgrade ? unshared_.first() : nullptr;
+  entry.order_ = next == nullptr ? Order{.arrival = entry.waiter_->number_}
                                  : Order{next->order_.arrival, next->order_.before - 1};
-  places_.InsertBefore(next, place);
-  if (request.mode != Mode::kShared) unshared_.InsertBefore(next, place);
+  entries_.InsertBefore(next, entry);
+  if (request.mode != Mode::kShared) unshared_.InsertBefore(next, entry);
   if (request.mode != Mode::kLimit) {
-    // Whoever stands before an upgrade asks for a shared hold, so it is in this list.
-    Place* next_unlimited = nullptr;
+    // All waiters ahead of an upgrade ask for a shared hold, so they are in this list.
+    Entry* next_unlimited = nullptr;
     if (next != nullptr) {
-      const Place* before = place.link_.before;
+      const Entry* before = entry.link_.before;
       next_unlimited = before == nullptr ? unlimited_.first() : before->among_unlimited_.after;
     }
-    unlimited_.InsertBefore(next_unlimited, place);
+    unlimited_.InsertBefore(next_unlimited, entry);
   }
   Count(request);
 }
 
-void WaitQueue::Line::Remove(Place& place) {
-  const AcquireRequest& request = place.waiter_->request_;
-  places_.Remove(place);
-  if (request.mode != Mode::kShared) unshared_.Remove(place);
-  if (request.mode != Mode::kLimit) unlimited_.Remove(place);
-  Discount(request);
+void WaitQueue::LockQueue::Remove(Entry& entry) {
+  const AcquireRequest& request = entry.waiter_->request_;
+  entries_.Remove(entry);
+  if (request.mode != Mode::kShared) unshared_.Remove(entry);
+  if (request.mode != Mode::kLimit) unlimited_.Remove(entry);
+  Uncount(request);
 }
 
-void WaitQueue::Line::Count(const AcquireRequest& request) {
+void WaitQueue::LockQueue::Count(const AcquireRequest& request) {
   if (request.mode == Mode::kLimit) ++limits_[request.limit];
 }
 
-void WaitQueue::Line::Discount(const AcquireRequest& request) {
+void WaitQueue::LockQueue::Uncount(const AcquireRequest& request) {
   if (request.mode != Mode::kLimit) return;
   const auto same = limits_.find(request.limit);
+  if (!TURNSTILE_CHECK(same != limits_.end())) return;
   if (--same->second == 0) limits_.erase(same);
 }
 
-WaitQueue::Line* WaitQueue::Find(LockName lock) {
-  const auto db = lines_.find(lock.db);
-  if (db == lines_.end()) return nullptr;
-  const auto line = db->second.find(lock.key);
-  return line == db->second.end() ? nullptr : &line->second;
+WaitQueue::LockQueue* WaitQueue::Find(LockName lock) {
+  const auto db = queues_.find(lock.db);
+  if (db == queues_.end()) return nullptr;
+  const auto queue = db->second.find(lock.key);
+  return queue == db->second.end() ? nullptr : &queue->second;
 }
 
-size_t WaitQueue::lines() const {
+size_t WaitQueue::queues() const {
   size_t count = 0;
-  for (const auto& [db, of_db] : lines_) count += of_db.size();
+  for (const auto& [db, of_db] : queues_) count += of_db.size();
   return count;
 }
 
-std::vector<const WaitQueue::Line*> WaitQueue::LongestLines(int db, size_t most) const {
-  std::vector<const Line*> found;
-  auto of_size = by_size_.lower_bound(Size{db + 1, 0});
+std::vector<const WaitQueue::LockQueue*> WaitQueue::LongestQueues(int db, size_t most) const {
+  std::vector<const LockQueue*> found;
+  auto of_size = by_size_.lower_bound(SizeKey{db + 1, 0});
   while (of_size != by_size_.begin() && found.size() < most) {
     --of_size;
     if (of_size->first.db != db) break;
-    for (const Line* line = of_size->second.first(); line != nullptr && found.size() < most;
-         line = line->of_size_.after) {
-      found.push_back(line);
+    for (const LockQueue* queue = of_size->second.first(); queue != nullptr && found.size() < most;
+         queue = queue->of_same_size_.after) {
+      found.push_back(queue);
     }
   }
-  std::sort(found.begin(), found.end(), [](const Line* a, const Line* b) {
+  std::sort(found.begin(), found.end(), [](const LockQueue* a, const LockQueue* b) {
     return a->size() != b->size() ? a->size() > b->size() : a->lock_.key < b->lock_.key;
   });
   return found;
 }
 
-void WaitQueue::List(Line& line) {
-  if (line.size() > 0) by_size_[{line.lock_.db, line.size()}].Append(line);
+void WaitQueue::AddToSizeIndex(LockQueue& queue) {
+  if (queue.size() > 0) by_size_[{queue.lock_.db, queue.size()}].Append(queue);
 }
 
-void WaitQueue::Unlist(Line& line) {
-  const auto of_size = by_size_.find({line.lock_.db, line.size()});
+void WaitQueue::RemoveFromSizeIndex(LockQueue& queue) {
+  const auto of_size = by_size_.find({queue.lock_.db, queue.size()});
   if (of_size == by_size_.end()) return;
-  of_size->second.Remove(line);
+  of_size->second.Remove(queue);
   if (of_size->second.empty()) by_size_.erase(of_size);
 }
 
-WaitQueue::Line& WaitQueue::LineOf(LockName lock) {
-  if (Line* line = Find(lock); line != nullptr) return *line;
-  const auto added = lines_[lock.db].try_emplace(std::string(lock.key)).first;
+WaitQueue::LockQueue& WaitQueue::QueueOf(LockName lock) {
+  if (LockQueue* queue = Find(lock); queue != nullptr) return *queue;
+  const auto added = queues_[lock.db].try_emplace(std::string(lock.key)).first;
   added->second.lock_ = LockName{lock.db, added->first};
   added->second.number_ = ++numbers_;
   return added->second;
 }
 
-WaitQueue::Party* WaitQueue::FindParty(Owner owner) {
-  const auto party = parties_.find(owner.bytes);
-  return party == parties_.end() ? nullptr : &party->second;
+const WaitQueue::OwnerNode* WaitQueue::FindNode(Owner owner) const {
+  const auto node = nodes_.find(owner.bytes);
+  return node == nodes_.end() ? nullptr : &node->second;
 }
 
-WaitQueue::Party& WaitQueue::PartyOf(Owner owner) {
-  if (Party* party = FindParty(owner); party != nullptr) return *party;
-  const auto added = parties_.try_emplace(std::string(owner.bytes)).first;
+WaitQueue::OwnerNode& WaitQueue::NodeOf(Owner owner) {
+  const auto known = nodes_.find(owner.bytes);
+  if (known != nodes_.end()) return known->second;
+  const auto added = nodes_.try_emplace(std::string(owner.bytes)).first;
   added->second.owner = Owner{added->first};
-  party_list_.Append(added->second);
+  node_list_.Append(added->second);
   return added->second;
 }
 
-void WaitQueue::DropIfIdle(Party& party) {
-  if (!party.waits.empty()) return;
-  party_list_.Remove(party);
-  parties_.erase(parties_.find(party.owner.bytes));
+void WaitQueue::EraseIfIdle(OwnerNode& node) {
+  if (!node.waits.empty()) return;
+  node_list_.Remove(node);
+  nodes_.erase(nodes_.find(node.owner.bytes));
 }
 
-WaitQueue::Place& WaitQueue::OnlyPlace(const Party& party) {
-  return party.waits.first()->places_.front();
+WaitQueue::Entry& WaitQueue::OnlyEntry(const OwnerNode& node) {
+  return node.waits.first()->entries_.front();
 }
 
 std::vector<WaitQueue::Waiter*> WaitQueue::Waiters() const {
@@ -185,18 +191,18 @@ std::vector<WaitQueue::Waiter*> WaitQueue::Waiters() const {
 std::vector<WaitQueue::Waiter*> WaitQueue::FindWaiters(std::span<const LockName> locks,
                                                        Owner owner) {
   std::vector<Waiter*> found;
-  const Party* party = FindParty(owner);
-  if (party == nullptr) return found;
-  std::vector<const Line*> lines;  // compared by address, and in no order that matters
+  const OwnerNode* node = FindNode(owner);
+  if (node == nullptr) return found;
+  std::vector<const LockQueue*> queues;  // compared by address; their order does not matter
   for (const LockName lock : locks) {
-    if (const Line* line = Find(lock); line != nullptr) lines.push_back(line);
+    if (const LockQueue* queue = Find(lock); queue != nullptr) queues.push_back(queue);
   }
-  if (lines.empty()) return found;
-  std::sort(lines.begin(), lines.end(), std::less<>());
-  for (Waiter* wait = party->waits.first(); wait != nullptr; wait = wait->of_party_.after) {
+  if (queues.empty()) return found;
+  std::sort(queues.begin(), queues.end(), std::less<>());
+  for (Waiter* wait = node->waits.first(); wait != nullptr; wait = wait->of_owner_.after) {
     const bool overlaps =
-        std::any_of(wait->places_.begin(), wait->places_.end(), [&lines](const Place& place) {
-          return std::binary_search(lines.begin(), lines.end(), place.line_, std::less<>());
+        std::any_of(wait->entries_.begin(), wait->entries_.end(), [&queues](const Entry& entry) {
+          return std::binary_search(queues.begin(), queues.end(), entry.queue_, std::less<>());
         });
     if (overlaps) found.push_back(wait);
   }
@@ -210,198 +216,202 @@ bool WaitQueue::WaitsFor(const Waiter& waiter, std::span<const LockName> locks, 
 }
 
 void WaitQueue::Enter(Waiter& waiter, std::span<const LockName> locks, Owner owner, bool upgrade) {
-  Party& party = PartyOf(owner);
-  if (party.places == 1) ++OnlyPlace(party).line_->with_other_places_;
-  party.places += locks.size();
-  party.waits.Append(waiter);
-  waiter.party_ = &party;
-  waiter.request_.owner = party.owner;
+  TURNSTILE_DCHECK(!waiter.is_queued() && !locks.empty());
+  OwnerNode& node = NodeOf(owner);
+  if (node.entries == 1) ++OnlyEntry(node).queue_->with_other_entries_;
+  node.entries += locks.size();
+  node.waits.Append(waiter);
+  waiter.node_ = &node;
+  waiter.request_.owner = node.owner;
   waiter.number_ = ++numbers_;
   waiter.blocked_at_.reset();
-  waiter.places_.resize(locks.size());
+  waiter.entries_.resize(locks.size());
   for (size_t i = 0; i < locks.size(); ++i) {
-    Place& place = waiter.places_[i];
-    Line& line = LineOf(locks[i]);
-    place.waiter_ = &waiter;
-    place.line_ = &line;
-    Unlist(line);
-    line.Insert(place, upgrade);
-    List(line);
-    if (party.places > 1) ++line.with_other_places_;
+    Entry& entry = waiter.entries_[i];
+    LockQueue& queue = QueueOf(locks[i]);
+    entry.waiter_ = &waiter;
+    entry.queue_ = &queue;
+    RemoveFromSizeIndex(queue);
+    queue.Insert(entry, upgrade);
+    AddToSizeIndex(queue);
+    if (node.entries > 1) ++queue.with_other_entries_;
   }
   timeouts_.emplace(std::pair(waiter.deadline_, waiter.number_), &waiter);
 }
 
 void WaitQueue::TakeOver(Waiter& newer, Waiter& older) {
-  Unregister(older);
-  newer.places_ = std::exchange(older.places_, {});
-  newer.party_ = std::exchange(older.party_, nullptr);
-  newer.party_->waits.Append(newer);
-  newer.party_->waits.Remove(older);
-  newer.request_.owner = newer.party_->owner;
+  TURNSTILE_DCHECK(older.is_queued() && !newer.is_queued());
+  RemoveCandidate(older);
+  newer.entries_ = std::exchange(older.entries_, {});
+  newer.node_ = std::exchange(older.node_, nullptr);
+  newer.node_->waits.Append(newer);
+  newer.node_->waits.Remove(older);
+  newer.request_.owner = newer.node_->owner;
   newer.number_ = ++numbers_;
   newer.blocked_at_.reset();
-  newer.registered_ = true;
+  newer.is_candidate_ = true;
   timeouts_.erase({older.deadline_, older.number_});
   timeouts_.emplace(std::pair(newer.deadline_, newer.number_), &newer);
-  for (Place& place : newer.places_) {
-    Line& line = *place.line_;
-    place.waiter_ = &newer;
-    line.Discount(older.request_);
-    line.Count(newer.request_);
-    Register(place);
-    WakeLine(line);
+  for (Entry& entry : newer.entries_) {
+    LockQueue& queue = *entry.queue_;
+    entry.waiter_ = &newer;
+    queue.Uncount(older.request_);
+    queue.Count(newer.request_);
+    AddCandidate(entry);
+    WakeQueue(queue);
   }
 }
 
-void WaitQueue::Leave(Waiter& waiter, Left why) {
-  Unregister(waiter);
+void WaitQueue::Leave(Waiter& waiter, LeaveReason why) {
+  if (!TURNSTILE_CHECK(waiter.is_queued())) return;
+  RemoveCandidate(waiter);
   timeouts_.erase({waiter.deadline_, waiter.number_});
-  Party& party = *std::exchange(waiter.party_, nullptr);
-  party.waits.Remove(waiter);
-  const bool had_others = party.places > 1;
-  party.places -= waiter.size();
-  if (had_others && party.places == 1) --OnlyPlace(party).line_->with_other_places_;
-  DropIfIdle(party);
-  for (Place& place : waiter.places_) {
-    Line& line = *place.line_;
-    if (had_others) --line.with_other_places_;
-    Unlist(line);
-    line.Remove(place);
-    List(line);
-    if (line.places_.empty()) {
-      Drop(line);
-    } else if (why == Left::kHoldsAlone) {
-      Sleep(line);
+  OwnerNode& node = *std::exchange(waiter.node_, nullptr);
+  node.waits.Remove(waiter);
+  const bool had_others = node.entries > 1;
+  node.entries -= waiter.size();
+  if (had_others && node.entries == 1) --OnlyEntry(node).queue_->with_other_entries_;
+  EraseIfIdle(node);
+  for (Entry& entry : waiter.entries_) {
+    LockQueue& queue = *entry.queue_;
+    if (had_others) --queue.with_other_entries_;
+    RemoveFromSizeIndex(queue);
+    queue.Remove(entry);
+    AddToSizeIndex(queue);
+    if (queue.entries_.empty()) {
+      Erase(queue);
+    } else if (why == LeaveReason::kHoldsAlone) {
+      Sleep(queue);
     } else {
-      WakeLine(line);
+      WakeQueue(queue);
     }
   }
-  waiter.places_ = std::vector<Place>();
+  waiter.entries_ = std::vector<Entry>();
   if (!empty()) return;
-  // After a rush the tables, though empty, would stay large.
-  lines_ = decltype(lines_)();
-  parties_ = decltype(parties_)();
+  // After a burst the tables, though empty, would stay large.
+  queues_ = decltype(queues_)();
+  nodes_ = decltype(nodes_)();
 }
 
-void WaitQueue::Drop(Line& line) {
-  auto& of_db = lines_.find(line.lock_.db)->second;
-  of_db.erase(of_db.find(line.lock_.key));
+void WaitQueue::Erase(LockQueue& queue) {
+  auto& of_db = queues_.find(queue.lock_.db)->second;
+  of_db.erase(of_db.find(queue.lock_.key));
 }
 
-void WaitQueue::Register(Place& place) {
-  Line& line = *place.line_;
-  line.to_try_.emplace_hint(line.to_try_.end(), place.order_, &place);
-  Reorder(line);
+void WaitQueue::AddCandidate(Entry& entry) {
+  LockQueue& queue = *entry.queue_;
+  queue.candidates_.emplace_hint(queue.candidates_.end(), entry.order_, &entry);
+  Reorder(queue);
 }
 
-void WaitQueue::Unregister(Place& place) {
-  Line& line = *place.line_;
-  line.to_try_.erase(place.order_);
-  Reorder(line);
-  if (line.to_try_.empty()) SetEnd(line, std::nullopt);
+void WaitQueue::RemoveCandidate(Entry& entry) {
+  LockQueue& queue = *entry.queue_;
+  queue.candidates_.erase(entry.order_);
+  Reorder(queue);
+  if (queue.candidates_.empty()) SetWakeTime(queue, std::nullopt);
 }
 
-void WaitQueue::Unregister(Waiter& waiter) {
-  if (!std::exchange(waiter.registered_, false)) return;
+void WaitQueue::RemoveCandidate(Waiter& waiter) {
+  if (!std::exchange(waiter.is_candidate_, false)) return;
   if (waiter.blocked_at_.has_value()) {
-    Unregister(waiter.places_[*waiter.blocked_at_]);
+    RemoveCandidate(waiter.entries_[*waiter.blocked_at_]);
   } else {
-    for (Place& place : waiter.places_) Unregister(place);
+    for (Entry& entry : waiter.entries_) RemoveCandidate(entry);
   }
 }
 
-void WaitQueue::Reorder(Line& line) {
-  if (!line.woken_.has_value()) return;
-  if (line.to_try_.empty()) {
-    Sleep(line);
-  } else if (const Order first = line.to_try_.begin()->first; first != *line.woken_) {
-    woken_.erase({*line.woken_, line.number_});
-    line.woken_ = first;
-    woken_.emplace(std::pair(first, line.number_), &line);
+void WaitQueue::Reorder(LockQueue& queue) {
+  if (!queue.woken_.has_value()) return;
+  if (queue.candidates_.empty()) {
+    Sleep(queue);
+  } else if (const Order first = queue.candidates_.begin()->first; first != *queue.woken_) {
+    woken_.erase({*queue.woken_, queue.number_});
+    queue.woken_ = first;
+    woken_.emplace(std::pair(first, queue.number_), &queue);
   }
 }
 
-void WaitQueue::WakeLine(Line& line) {
-  if (line.woken_.has_value() || line.to_try_.empty()) return;
-  line.woken_ = line.to_try_.begin()->first;
-  woken_.emplace(std::pair(*line.woken_, line.number_), &line);
+void WaitQueue::WakeQueue(LockQueue& queue) {
+  if (queue.woken_.has_value() || queue.candidates_.empty()) return;
+  queue.woken_ = queue.candidates_.begin()->first;
+  woken_.emplace(std::pair(*queue.woken_, queue.number_), &queue);
 }
 
-void WaitQueue::Sleep(Line& line) {
-  if (!line.woken_.has_value()) return;
-  woken_.erase({*line.woken_, line.number_});
-  line.woken_.reset();
+void WaitQueue::Sleep(LockQueue& queue) {
+  if (!queue.woken_.has_value()) return;
+  woken_.erase({*queue.woken_, queue.number_});
+  queue.woken_.reset();
 }
 
-void WaitQueue::SetEnd(Line& line, std::optional<Instant> end) {
-  if (line.end_ == end) return;
-  if (line.end_.has_value()) ends_.erase({*line.end_, line.number_});
-  line.end_ = end;
-  if (end.has_value()) ends_.emplace(std::pair(*end, line.number_), &line);
+void WaitQueue::SetWakeTime(LockQueue& queue, std::optional<Instant> end) {
+  if (queue.wakes_after_ == end) return;
+  if (queue.wakes_after_.has_value()) wake_times_.erase({*queue.wakes_after_, queue.number_});
+  queue.wakes_after_ = end;
+  if (end.has_value()) wake_times_.emplace(std::pair(*end, queue.number_), &queue);
 }
 
 void WaitQueue::Block(Waiter& waiter, size_t index, std::optional<Instant> next_end) {
-  Place& place = waiter.places_[index];
-  Line& line = *place.line_;
-  if (!waiter.registered_ || waiter.blocked_at_ != index) {
-    Unregister(waiter);
+  TURNSTILE_DCHECK(index < waiter.size());
+  Entry& entry = waiter.entries_[index];
+  LockQueue& queue = *entry.queue_;
+  if (!waiter.is_candidate_ || waiter.blocked_at_ != index) {
+    RemoveCandidate(waiter);
     waiter.blocked_at_ = index;
-    waiter.registered_ = true;
-    Register(place);
+    waiter.is_candidate_ = true;
+    AddCandidate(entry);
   }
-  if (line.to_try_.begin()->second == &place) {
-    Sleep(line);
-    SetEnd(line, next_end);
+  if (queue.candidates_.begin()->second == &entry) {
+    Sleep(queue);
+    SetWakeTime(queue, next_end);
   } else if (next_end.has_value()) {
-    // Somebody ahead is to be tried too: what was to wake it stays.
-    NoteEnd(line, *next_end);
+    // A waiter ahead is to be tried too: keep what was to wake it.
+    NoteHoldEnd(queue, *next_end);
   }
 }
 
 void WaitQueue::Suspend(Waiter& waiter) {
-  Unregister(waiter);
+  RemoveCandidate(waiter);
   waiter.blocked_at_.reset();
-  waiter.registered_ = true;
-  for (Place& place : waiter.places_) {
-    Register(place);
-    Sleep(*place.line_);
+  waiter.is_candidate_ = true;
+  for (Entry& entry : waiter.entries_) {
+    AddCandidate(entry);
+    Sleep(*entry.queue_);
   }
 }
 
-void WaitQueue::NoteEnd(LockName lock, Instant end) {
-  Line* line = Find(lock);
-  if (line != nullptr && !line->to_try_.empty()) NoteEnd(*line, end);
+void WaitQueue::NoteHoldEnd(LockName lock, Instant end) {
+  LockQueue* queue = Find(lock);
+  if (queue != nullptr && !queue->candidates_.empty()) NoteHoldEnd(*queue, end);
 }
 
-void WaitQueue::NoteEnd(Line& line, Instant end) {
-  if (!line.end_.has_value() || end < *line.end_) SetEnd(line, end);
+void WaitQueue::NoteHoldEnd(LockQueue& queue, Instant end) {
+  if (!queue.wakes_after_.has_value() || end < *queue.wakes_after_) SetWakeTime(queue, end);
 }
 
 void WaitQueue::Wake(LockName lock) {
-  if (Line* line = Find(lock); line != nullptr) WakeLine(*line);
+  if (LockQueue* queue = Find(lock); queue != nullptr) WakeQueue(*queue);
 }
 
-void WaitQueue::WakeEvery(std::string_view key) {
-  for (auto& [number, of_db] : lines_) {
-    if (const auto line = of_db.find(key); line != of_db.end()) WakeLine(line->second);
+void WaitQueue::WakeInEveryDatabase(std::string_view key) {
+  for (auto& [number, of_db] : queues_) {
+    if (const auto queue = of_db.find(key); queue != of_db.end()) WakeQueue(queue->second);
   }
 }
 
 void WaitQueue::WakeAll(std::optional<int> db) {
-  for (auto& [number, of_db] : lines_) {
+  for (auto& [number, of_db] : queues_) {
     if (db.has_value() && number != *db) continue;
-    for (auto& [key, line] : of_db) WakeLine(line);
+    for (auto& [key, queue] : of_db) WakeQueue(queue);
   }
 }
 
 WaitQueue::Waiter* WaitQueue::NextToTry(Instant now) {
-  while (!ends_.empty() && ends_.begin()->first.first < now) {
-    Line& line = *ends_.begin()->second;
-    SetEnd(line, std::nullopt);
-    WakeLine(line);
+  while (!wake_times_.empty() && wake_times_.begin()->first.first < now) {
+    LockQueue& queue = *wake_times_.begin()->second;
+    SetWakeTime(queue, std::nullopt);
+    WakeQueue(queue);
   }
-  return woken_.empty() ? nullptr : woken_.begin()->second->to_try_.begin()->second->waiter_;
+  return woken_.empty() ? nullptr : woken_.begin()->second->candidates_.begin()->second->waiter_;
 }
 
 WaitQueue::Waiter* WaitQueue::FirstTimedOut(Tick now) const {
@@ -409,13 +419,78 @@ WaitQueue::Waiter* WaitQueue::FirstTimedOut(Tick now) const {
   return timeouts_.begin()->second;
 }
 
-Tick WaitQueue::NextTimeOut() const {
-  return timeouts_.empty() ? kMaxTick : timeouts_.begin()->first.first;
+std::optional<Tick> WaitQueue::NextTimeOut() const {
+  return timeouts_.empty() ? std::nullopt : std::optional(timeouts_.begin()->first.first);
 }
 
-Instant WaitQueue::NextDue() const {
-  if (!woken_.empty()) return kMinInstant;
-  return ends_.empty() ? kMaxInstant : After(ends_.begin()->first.first);
+Due WaitQueue::NextDue() const {
+  if (!woken_.empty()) return Due::AtOnce();
+  return wake_times_.empty() ? Due::Never() : Due::At(After(wake_times_.begin()->first.first));
+}
+
+// --- Invariants ---------------------------------------------------------------------------------
+
+bool WaitQueue::LockQueue::IsConsistent() const {
+  const Entry* unshared = unshared_.first();
+  const Entry* unlimited = unlimited_.first();
+  size_t limits = 0;
+  for (const Entry* entry = first(); entry != nullptr; entry = entry->link_.after) {
+    const Waiter& waiter = *entry->waiter_;
+    const bool is_entry_of_waiter =
+        entry >= waiter.entries_.data() && entry < waiter.entries_.data() + waiter.size();
+    if (entry->queue_ != this || !is_entry_of_waiter) return false;
+    if (entry->link_.after != nullptr && entry->link_.after->order_ <= entry->order_) return false;
+    const Mode mode = waiter.request_.mode;
+    if (mode == Mode::kLimit) ++limits;
+    if (mode != Mode::kShared &&
+        std::exchange(unshared, unshared->among_unshared_.after) != entry) {
+      return false;
+    }
+    if (mode != Mode::kLimit &&
+        std::exchange(unlimited, unlimited->among_unlimited_.after) != entry) {
+      return false;
+    }
+  }
+  for (const auto& [limit, count] : limits_) limits -= count;
+  for (const auto& [order, entry] : candidates_) {
+    const Waiter& waiter = *entry->waiter_;
+    const bool is_blocked_here =
+        !waiter.blocked_at_.has_value() || &waiter.entries_[*waiter.blocked_at_] == entry;
+    if (entry->order_ != order || !waiter.is_candidate_ || !is_blocked_here) return false;
+  }
+  return unshared == nullptr && unlimited == nullptr && limits == 0 && size() > 0 &&
+         (!woken_.has_value() || *woken_ == candidates_.begin()->first);
+}
+
+bool WaitQueue::IsConsistent() const {
+  size_t entries_of_waiters = 0;
+  for (const auto& [when, waiter] : timeouts_) {
+    entries_of_waiters += waiter->size();
+    if (!waiter->is_queued() || waiter->deadline_ != when.first) return false;
+  }
+  size_t entries_of_queues = 0;
+  size_t entries_of_nodes = 0;
+  size_t woken = 0;
+  size_t with_wake_time = 0;
+  for (const auto& [db, of_db] : queues_) {
+    for (const auto& [key, queue] : of_db) {
+      if (queue.lock_ != LockName{db, key} || !queue.IsConsistent()) return false;
+      entries_of_queues += queue.size();
+      if (queue.woken_.has_value()) ++woken;
+      if (queue.wakes_after_.has_value()) ++with_wake_time;
+    }
+  }
+  for (const auto& [owner, node] : nodes_) {
+    size_t entries = 0;
+    for (const Waiter* wait = node.waits.first(); wait != nullptr; wait = wait->of_owner_.after) {
+      entries += wait->size();
+    }
+    if (entries != node.entries || entries == 0) return false;
+    entries_of_nodes += entries;
+  }
+  return entries_of_queues == entries_of_waiters && entries_of_nodes == entries_of_waiters &&
+         woken == woken_.size() && with_wake_time == wake_times_.size() &&
+         node_list_.size() == nodes_.size();
 }
 
 }  // namespace turnstile

@@ -1,27 +1,31 @@
-// Who waits for which locks, in which order, and whom to try next.
+// Which calls wait for which locks, in which order, and which one to try next.
 //
-// One queue per lock (a line), in order of arrival. A waiting call has a place in the line of every
-// lock that it asks for. Entering and leaving a line costs O(log n) in the number of those who
-// wait.
+// There is one queue per lock (LockQueue), in order of arrival. A waiting call has an entry in the
+// queue of every lock that it asks for. Entering and leaving a queue costs O(log n) in the number
+// of waiters.
 //
-// The queue grants nothing. It says who may have a chance now (NextToTry); the caller decides that
-// request exactly as a newcomer's, so there is one grant rule, the one in decide.h. Whoever cannot
-// be granted is told to the queue together with the lock that blocks it (Block), and is not tried
-// again before that line wakes: because the lock was freed, a lease ended, or somebody ahead left.
-// What wakes at the same time is tried in order of arrival over all lines, so tokens follow arrival
-// within every lock.
+// The queue grants nothing. It returns the next waiter that may have a chance (NextToTry), and the
+// caller decides that request exactly as it would decide a new one, so there is one grant rule, the
+// one in decide.h. For a waiter that cannot be granted, the caller names the lock that blocks it
+// (Block), and the waiter is not tried again before that lock's queue wakes: because the lock was
+// freed, a lease ended, or a waiter ahead left. Waiters of queues that wake at the same time are
+// tried in order of arrival over all queues, so tokens follow the order of arrival within every
+// lock.
 //
-// Whom a lock keeps waiting keeps waiting all behind it in that line: nobody overtakes.
+// While a lock blocks a waiter, all waiters behind it in that lock's queue are blocked too: nobody
+// overtakes.
 //
-// A shared holder that waits to become an exclusive one stands before all whom it already blocks:
-// they could not enter before it anyway, and behind them it would wait for ever.
+// A shared holder that waits for an upgrade to exclusive is placed ahead of all waiters that its
+// shared hold already blocks: they could not be granted before it anyway, and behind them it would
+// wait for ever.
 //
-// Order comes from sequence numbers only, never from addresses or hashes: the same calls give the
-// same history in every build.
+// Order is determined by sequence numbers only, never by addresses or hashes: the same calls give
+// the same history in every build.
 //
-// Rejected: trying everybody in every woken line. A call that waits for 65 locks was then tried 65
-// times for each call that left, against everybody ahead of it in 65 lines: cubic. Rejected: a copy
-// of the holders of each lock with a line. It made a wait cost as much as the lock has holders.
+// Rejected: trying every waiter of every woken queue. A call that waits for 65 locks was then tried
+// 65 times for each call that left, against all waiters ahead of it in 65 queues: cubic. Rejected:
+// a copy of the holders of each lock that has a queue. It made a wait cost as much as the lock has
+// holders.
 
 #ifndef TURNSTILE_CORE_WAIT_QUEUE_H_
 #define TURNSTILE_CORE_WAIT_QUEUE_H_
@@ -45,39 +49,40 @@ namespace turnstile {
 
 class WaitQueue {
  public:
-  class Line;
+  class LockQueue;
   class Waiter;
-  struct Party;
+  struct OwnerNode;
 
-  // Where a place stands: by arrival, and an upgrade just before the place that it was put before.
+  // The position of an entry: by arrival. An upgrade is just before the entry that it was placed
+  // ahead of.
   struct Order {
     uint64_t arrival = 0;
     int64_t before = 0;  // zero or negative
     friend constexpr auto operator<=>(const Order&, const Order&) = default;
   };
 
-  // A waiting call's place in one line.
-  class Place {
+  // A waiting call's entry in one queue.
+  class Entry {
    public:
     Waiter& waiter() const { return *waiter_; }
-    const Place* behind() const { return link_.after; }
+    const Entry* behind() const { return link_.after; }
 
    private:
     friend class WaitQueue;
     friend class DeadlockSearch;
 
     Waiter* waiter_ = nullptr;
-    Line* line_ = nullptr;
+    LockQueue* queue_ = nullptr;
     Order order_;
-    Link<Place> link_;
-    Link<Place> among_unshared_;
-    Link<Place> among_unlimited_;
+    Link<Entry> link_;
+    Link<Entry> among_unshared_;
+    Link<Entry> among_unlimited_;
   };
 
-  // One waiting call. Derive from it to say how to reach the caller.
+  // One waiting call. Derived classes add how to reach the caller.
   class Waiter {
    public:
-    // `client_id`: the connection that waits; 0 if nobody needs to know.
+    // `client_id`: the connection that waits; 0 if it does not matter.
     Waiter(const AcquireRequest& request, Tick since, Tick deadline, uint64_t client_id = 0)
         : request_(request), since_(since), deadline_(deadline), client_id_(client_id) {
       request_.also = {};
@@ -85,23 +90,24 @@ class WaitQueue {
     Waiter(const Waiter&) = delete;
     Waiter& operator=(const Waiter&) = delete;
 
-    // What is asked for. Its owner is valid while the waiter stands in line; its other keys are
-    // the locks below.
+    // The request. Its owner is valid while the waiter is queued. `also` is empty: the locks are
+    // listed below.
     const AcquireRequest& request() const { return request_; }
 
-    // Of which locks; in the order in which the caller named them.
-    size_t size() const { return places_.size(); }
+    // The locks it waits for, in the order in which the caller named them.
+    size_t size() const { return entries_.size(); }
     LockName lock(size_t index) const;
     bool WaitsFor(LockName lock) const;
-    // Who stands before this waiter there, as far as its request is concerned.
-    Crowd AheadOf(size_t index) const;
-    // Which of its locks was found to block it last, if one was.
+    // The waiters ahead of this one in the queue of that lock, as far as they matter to its
+    // request.
+    WaitersAhead AheadOf(size_t index) const;
+    // The index of the lock that was last found to block it, if any.
     std::optional<size_t> blocked_at() const { return blocked_at_; }
 
     Tick since() const { return since_; }
     Tick deadline() const { return deadline_; }
     uint64_t client_id() const { return client_id_; }
-    bool in_line() const { return !places_.empty(); }
+    bool is_queued() const { return !entries_.empty(); }
 
    private:
     friend class WaitQueue;
@@ -111,75 +117,78 @@ class WaitQueue {
     Tick since_;
     Tick deadline_;
     uint64_t client_id_;
-    uint64_t number_ = 0;  // unique among those that wait, in order of Enter and TakeOver
-    std::vector<Place> places_;
+    uint64_t number_ = 0;  // unique among waiters, in order of Enter and TakeOver
+    std::vector<Entry> entries_;
     std::optional<size_t> blocked_at_;
-    bool registered_ = false;  // in the line of that lock, or in all its lines
-    Party* party_ = nullptr;
-    Link<Waiter> of_party_;  // among all waits of the owner
+    bool is_candidate_ = false;  // in the queue of that lock, or in all its queues
+    OwnerNode* node_ = nullptr;
+    Link<Waiter> of_owner_;  // among all waits of the owner
   };
 
-  // All who wait for one lock. Exists while somebody does.
-  class Line {
+  // All waiters for one lock. Exists while there are any.
+  class LockQueue {
    public:
     LockName lock() const { return lock_; }
-    const Place* first() const { return places_.first(); }
-    size_t size() const { return places_.size(); }
+    const Entry* first() const { return entries_.first(); }
+    size_t size() const { return entries_.size(); }
 
-    // Whom a newcomer with this request would find before it. An upgrade finds only those whom its
-    // shared hold does not block. While the line has work that was put off, nobody is compatible
-    // with those who wait: a newcomer must not be served before them.
-    Crowd Ahead(bool upgrade, Instant now) const;
+    // The waiters that would be ahead of a new request. For an upgrade these are only the waiters
+    // that its shared hold does not block. While the queue has deferred work, the waiters are
+    // reported as compatible with no request: a new request must not be granted before them.
+    WaitersAhead Ahead(bool upgrade, Instant now) const;
 
-    // Whether somebody may have a chance who has not been tried yet.
-    bool put_off(Instant now) const {
-      return woken_.has_value() || (end_.has_value() && *end_ < now);
+    // Whether a waiter that has not been tried yet may have a chance.
+    bool has_deferred_work(Instant now) const {
+      return woken_.has_value() || (wakes_after_.has_value() && *wakes_after_ < now);
     }
 
-    // Since when whoever has waited longest waits. Looks only at the front, where that one stands
-    // unless many have taken over the places of older calls.
+    // See WaitQueue::IsConsistent.
+    bool IsConsistent() const;
+
+    // The time since which the longest-waiting call has been waiting. Checks only the front of the
+    // queue, which contains that call unless many calls have taken over the entries of older ones.
     Tick waiting_since() const;
 
    private:
     friend class WaitQueue;
     friend class DeadlockSearch;
 
-    void Insert(Place& place, bool upgrade);
-    void Remove(Place& place);
-    // Whoever stands in a place is counted by its request.
+    void Insert(Entry& entry, bool upgrade);
+    void Remove(Entry& entry);
+    // Entries are counted by the requests of their waiters.
     void Count(const AcquireRequest& request);
-    void Discount(const AcquireRequest& request);
+    void Uncount(const AcquireRequest& request);
 
-    LockName lock_;  // a view of the key that this line is found by
+    LockName lock_;  // a view of the key by which this queue is found
     uint64_t number_ = 0;
-    IntrusiveList<Place, &Place::link_> places_;
-    // The same without those who ask for a shared hold, and without those who ask for one with a
-    // limit: whom a request of that kind minds.
-    IntrusiveList<Place, &Place::among_unshared_> unshared_;
-    IntrusiveList<Place, &Place::among_unlimited_> unlimited_;
+    IntrusiveList<Entry, &Entry::link_> entries_;
+    // The same without requests for a shared hold, and without requests with a limit: the waiters
+    // that a request of that kind is not compatible with.
+    IntrusiveList<Entry, &Entry::among_unshared_> unshared_;
+    IntrusiveList<Entry, &Entry::among_unlimited_> unlimited_;
     std::map<uint32_t, size_t> limits_;  // how many wait with each limit
-    // Those that this lock blocks, as far as is known, and those of whom nothing is known.
-    std::map<Order, Place*> to_try_;
-    std::optional<Order> woken_;    // as what it stands among the woken lines
-    std::optional<Instant> end_;    // after this moment it wakes
-    size_t with_other_places_ = 0;  // how many here have owners with more than one place
-    Link<Line> of_size_;
+    // The waiters that this lock is known to block, and those for which no blocking lock is known.
+    std::map<Order, Entry*> candidates_;
+    std::optional<Order> woken_;          // its key among the woken queues
+    std::optional<Instant> wakes_after_;  // it wakes after this time
+    size_t with_other_entries_ = 0;       // how many have owners with more than one entry
+    Link<LockQueue> of_same_size_;
 
-    // Where the deadlock search of this number keeps what it knows of the line.
-    mutable uint64_t seen_by_ = 0;
-    mutable size_t seen_at_ = 0;
+    // Where the deadlock search of this number keeps its data about this queue.
+    mutable uint64_t searched_by_ = 0;
+    mutable size_t search_index_ = 0;
   };
 
   // An owner that waits.
-  struct Party {
-    Owner owner;  // a view of the key that this party is found by
-    IntrusiveList<Waiter, &Waiter::of_party_> waits;
-    size_t places = 0;  // of all its waits
-    Link<Party> link;   // among all parties, in order of arrival
+  struct OwnerNode {
+    Owner owner;  // a view of the key by which this node is found
+    IntrusiveList<Waiter, &Waiter::of_owner_> waits;
+    size_t entries = 0;    // of all its waits
+    Link<OwnerNode> link;  // among all owner nodes, in order of arrival
 
-    // How the deadlock search of this number came here: from which party, over which lock.
+    // How the deadlock search of this number reached this node: from which node, over which lock.
     mutable uint64_t reached_by = 0;
-    mutable const Party* reached_from = nullptr;
+    mutable const OwnerNode* reached_from = nullptr;
     mutable LockName reached_over;
   };
 
@@ -190,66 +199,71 @@ class WaitQueue {
   size_t size() const { return timeouts_.size(); }
   bool empty() const { return timeouts_.empty(); }
 
-  // The line of a lock, or null if nobody waits for it.
-  Line* Find(LockName lock);
+  // The queue of a lock, or null if nobody waits for it.
+  LockQueue* Find(LockName lock);
 
-  // How many locks somebody waits for.
-  size_t lines() const;
-  // The `most` longest lines of a database, the longest first; equal ones by name.
-  std::vector<const Line*> LongestLines(int db, size_t most) const;
+  // The number of locks that have waiters.
+  size_t queues() const;
+  // The `most` longest queues of a database, longest first; queues of equal length are sorted by
+  // name.
+  std::vector<const LockQueue*> LongestQueues(int db, size_t most) const;
 
-  // All who wait, those whose time is over first coming first.
+  // All waiters, in order of their deadlines.
   std::vector<Waiter*> Waiters() const;
   // The waiting calls of `owner` for any of `locks`.
   std::vector<Waiter*> FindWaiters(std::span<const LockName> locks, Owner owner);
 
-  // Whether `waiter` waits for exactly `locks`, in whatever order, in this mode.
+  // Whether `waiter` waits for exactly `locks`, in any order, in this mode.
   static bool WaitsFor(const Waiter& waiter, std::span<const LockName> locks, Mode mode);
 
-  // Puts `waiter` at the end of the lines of `locks`; an upgrade, which is of one lock, before all
-  // whom its shared hold blocks. The caller has tried it, and calls Block or Suspend.
+  // Adds `waiter` to the end of the queues of `locks`. An upgrade, which must be for one lock, is
+  // placed ahead of all waiters that its shared hold blocks. The caller must have tried it, and
+  // must then call Block or Suspend.
   void Enter(Waiter& waiter, std::span<const LockName> locks, Owner owner, bool upgrade);
 
-  // Puts `newer` into the places of `older`, a waiter for the same locks under the same owner. Its
-  // lines wake: it may ask for less than the older did.
+  // Gives the entries of `older` to `newer`, which must wait for the same locks under the same
+  // owner. The queues wake, because the newer call may ask for less than the older one.
   void TakeOver(Waiter& newer, Waiter& older);
 
-  // Why a waiter leaves its lines.
-  enum class Left {
-    kGone,        // those behind move up: the lines wake
+  // Why a waiter leaves its queues.
+  enum class LeaveReason {
+    kGone,        // waiters behind it move up: the queues wake
     kHoldsAlone,  // it has become the only holder of its locks, which blocks all behind it
   };
-  void Leave(Waiter& waiter, Left why = Left::kGone);
+  void Leave(Waiter& waiter, LeaveReason why = LeaveReason::kGone);
 
   // `waiter` was tried, and its lock `index` blocks it. No hold of that lock ends before
-  // `next_end`, if any does by itself.
+  // `next_end`; absent: no hold ends by itself.
   void Block(Waiter& waiter, size_t index, std::optional<Instant> next_end);
-  // `waiter` was tried, and no lock blocks it, but nobody may become a holder now. Its lines sleep
+  // `waiter` was tried, and no lock blocks it, but nobody may become a holder now. Its queues sleep
   // until they are woken.
   void Suspend(Waiter& waiter);
 
-  // A hold of the lock ends at `end`, maybe sooner than was known.
-  void NoteEnd(LockName lock, Instant end);
+  // A hold of the lock ends at `end`, which may be earlier than was known.
+  void NoteHoldEnd(LockName lock, Instant end);
 
-  // The lock may have changed in a way that lets somebody in.
+  // The lock may have changed in a way that allows a grant.
   void Wake(LockName lock);
-  // So may the lock of this name in every database.
-  void WakeEvery(std::string_view key);
-  // So may all locks of a database, or of all.
+  // The same for the lock of this name in every database.
+  void WakeInEveryDatabase(std::string_view key);
+  // The same for all locks of a database, or of all databases if `db` is absent.
   void WakeAll(std::optional<int> db);
 
-  // Of those in woken lines who are not known to be blocked elsewhere, the one that came first;
-  // null if there is none. The caller tries it, and calls Leave, Block or Suspend.
+  // The earliest arrival among the waiters in woken queues that are not known to be blocked by
+  // another lock; null if there is none. The caller must try it, and then call Leave, Block or
+  // Suspend.
   Waiter* NextToTry(Instant now);
 
-  // A waiter whose time is over, or null. The caller takes it out.
+  // A waiter whose time-out has passed, or null. The caller must remove it.
   Waiter* FirstTimedOut(Tick now) const;
-  // When there is one next; kMaxTick if nobody waits.
-  Tick NextTimeOut() const;
+  // The time of the next time-out; none if nobody waits.
+  std::optional<Tick> NextTimeOut() const;
 
-  // The moment at which a line wakes without anything happening before; kMaxInstant if none does.
-  // `kMinInstant` if one is awake.
-  Instant NextDue() const;
+  // When NextToTry will return a waiter; at once if a queue is awake.
+  Due NextDue() const;
+
+  // For tests: whether all redundant data structures agree. Checks everything.
+  bool IsConsistent() const;
 
  private:
   friend class DeadlockSearch;
@@ -259,48 +273,48 @@ class WaitQueue {
     size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
   };
   template <typename Value>
-  using ByText = std::unordered_map<std::string, Value, Hash, std::equal_to<>>;
+  using ByString = std::unordered_map<std::string, Value, Hash, std::equal_to<>>;
 
-  // The lines of one database and of one length.
-  struct Size {
+  // The queues of one database and of one length.
+  struct SizeKey {
     int db;
     size_t size;
-    friend constexpr auto operator<=>(const Size&, const Size&) = default;
+    friend constexpr auto operator<=>(const SizeKey&, const SizeKey&) = default;
   };
-  using Lines = IntrusiveList<Line, &Line::of_size_>;
+  using QueueList = IntrusiveList<LockQueue, &LockQueue::of_same_size_>;
 
-  Line& LineOf(LockName lock);
-  Party& PartyOf(Owner owner);
-  Party* FindParty(Owner owner);
-  void DropIfIdle(Party& party);
-  void Drop(Line& line);
-  // By its length.
-  void List(Line& line);
-  void Unlist(Line& line);
-  // The only place of a party that has one.
-  static Place& OnlyPlace(const Party& party);
+  LockQueue& QueueOf(LockName lock);
+  OwnerNode& NodeOf(Owner owner);
+  const OwnerNode* FindNode(Owner owner) const;
+  void EraseIfIdle(OwnerNode& node);
+  void Erase(LockQueue& queue);
+  // Indexes the queue by its length.
+  void AddToSizeIndex(LockQueue& queue);
+  void RemoveFromSizeIndex(LockQueue& queue);
+  // The only entry of an owner node that has exactly one.
+  static Entry& OnlyEntry(const OwnerNode& node);
 
-  // Whether the waiter in `place` is to be tried when the line wakes.
-  void Register(Place& place);
-  void Unregister(Place& place);
-  // In no line.
-  void Unregister(Waiter& waiter);
-  // The first to be tried in a woken line may be another one now.
-  void Reorder(Line& line);
-  void WakeLine(Line& line);
-  void Sleep(Line& line);
-  void SetEnd(Line& line, std::optional<Instant> end);
-  void NoteEnd(Line& line, Instant end);
+  // Makes the waiter of `entry` a candidate, to be tried when the queue wakes; or ends that.
+  void AddCandidate(Entry& entry);
+  void RemoveCandidate(Entry& entry);
+  // Removes the waiter from the candidates of all its queues.
+  void RemoveCandidate(Waiter& waiter);
+  // Must be called when the first candidate of a woken queue may have changed.
+  void Reorder(LockQueue& queue);
+  void WakeQueue(LockQueue& queue);
+  void Sleep(LockQueue& queue);
+  void SetWakeTime(LockQueue& queue, std::optional<Instant> end);
+  void NoteHoldEnd(LockQueue& queue, Instant end);
 
-  std::unordered_map<int, ByText<Line>> lines_;  // by database and key
-  std::map<Size, Lines> by_size_;
-  ByText<Party> parties_;
-  IntrusiveList<Party, &Party::link> party_list_;
-  std::map<std::pair<Order, uint64_t>, Line*> woken_;   // with the number of the line
-  std::map<std::pair<Instant, uint64_t>, Line*> ends_;  // likewise
+  std::unordered_map<int, ByString<LockQueue>> queues_;  // by database and key
+  std::map<SizeKey, QueueList> by_size_;
+  ByString<OwnerNode> nodes_;
+  IntrusiveList<OwnerNode, &OwnerNode::link> node_list_;
+  std::map<std::pair<Order, uint64_t>, LockQueue*> woken_;         // with the number of the queue
+  std::map<std::pair<Instant, uint64_t>, LockQueue*> wake_times_;  // likewise
   std::map<std::pair<Tick, uint64_t>, Waiter*> timeouts_;
-  uint64_t numbers_ = 0;   // given to waiters and lines
-  uint64_t searches_ = 0;  // for deadlocks
+  uint64_t numbers_ = 0;           // given to waiters and queues
+  mutable uint64_t searches_ = 0;  // for deadlocks
 };
 
 }  // namespace turnstile

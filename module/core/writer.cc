@@ -2,30 +2,33 @@
 
 #include <variant>
 
-#include "core/news.h"
+#include "core/check.h"
+#include "core/lock_events.h"
 
 namespace turnstile {
 
-void Writer::Set(OpenKey& key, const Held& held, std::optional<Instant> now) {
+void Writer::Set(OpenKey& key, const HoldSet& held, std::optional<Instant> now) {
   const Lock* lock = key.lock();
   const LockName name = key.name();
   if (!state_.sessions.empty() && Replaces(lock, held)) state_.sessions.UnbindAll(name);
-  const HeldNews news = NewsOf(lock, held);
-  state_.reporter.Lost(key, news.lost, now);  // first, because the owners are in the lock
-  // A plain lock, too, may become a shared one.
+  const HoldSetEvents events = EventsOf(lock, held);
+  // First, because the owners are views into the lock.
+  if (!events.lost.empty()) state_.reporter.OnLost(key, events.lost, now);
+  // A plain lock may also become a shared one.
   const bool same_mode = lock != nullptr && lock->mode() == held.mode;
+  if (lock == nullptr) state_.names.Add(name.key);
   host_.Store(key.content(), Apply(key.lock(), held));
   state_.databases.Add(name.db);
   state_.tokens.Observe(held.hold.token);
-  NoteEnd(name, held.hold.closes());
+  NoteHoldEnd(name, held.hold.blocks_until());
   if (!same_mode) LockChanged(name);
-  if (news.news == News::kAcquired) state_.reporter.Acquired(key);
-  if (news.news == News::kTouched) state_.reporter.Touched(key);
+  if (events.event.has_value()) state_.reporter.Emit(key, *events.event);
 }
 
-// Applies a fact that may remove holds. When the key goes, OnKeyRemoved wakes the queue.
+// Applies a fact that may remove holds. If the key is deleted, OnKeyRemoved wakes the queue.
 template <typename Fact>
 void Writer::StoreWithout(OpenKey& key, const Fact& fact) {
+  TURNSTILE_DCHECK(!deleting_);
   if (Lock* left = Apply(key.lock(), fact); left != nullptr) {
     host_.Store(key.content(), left);
   } else {
@@ -35,7 +38,7 @@ void Writer::StoreWithout(OpenKey& key, const Fact& fact) {
   }
 }
 
-// Takes a hold, or one of several counted ones, out of the key.
+// Removes a hold, or one of several counted ones, from the key.
 template <typename Fact>
 void Writer::RemoveHold(OpenKey& key, const Fact& fact) {
   // First, because the owner's bytes may be in the lock.
@@ -46,7 +49,8 @@ void Writer::RemoveHold(OpenKey& key, const Fact& fact) {
   StoreWithout(key, fact);
 }
 
-void Writer::Release(OpenKey& key, const Released& released, std::optional<Instant> now) {
+void Writer::Release(OpenKey& key, const HoldReleased& released, std::optional<Instant> now) {
+  if (!TURNSTILE_CHECK(key.lock() != nullptr)) return;
   const std::optional<Hold> hold = key.lock()->Find(released.owner);
   if (!hold.has_value()) return;
   const Token token = hold->token;
@@ -54,25 +58,27 @@ void Writer::Release(OpenKey& key, const Released& released, std::optional<Insta
   const bool is_last = hold->count == 1;
   RemoveHold(key, released);
   if (!is_last) return;
-  state_.reporter.Released(key, token,
-                           now.has_value() ? std::optional<Millis>(*now - since) : std::nullopt);
+  state_.reporter.OnReleased(key, token,
+                             now.has_value() ? std::optional<Millis>(*now - since) : std::nullopt);
 }
 
-void Writer::End(OpenKey& key, const Ended& ended, std::optional<Instant> now) {
+void Writer::End(OpenKey& key, const HoldEnded& ended, std::optional<Instant> now) {
+  if (!TURNSTILE_CHECK(key.lock() != nullptr)) return;
   if (const auto hold = key.lock()->Find(ended.owner); hold.has_value()) {
-    state_.reporter.Lost(key, LostWith(*hold, ended.how), now);
+    state_.reporter.OnLost(key, HoldsLostWith(*hold, ended.how), now);
   }
   RemoveHold(key, ended);
 }
 
-void Writer::Expire(OpenKey& key, const Expired& expired, std::optional<Instant> now) {
+void Writer::Expire(OpenKey& key, const HoldsExpired& expired, std::optional<Instant> now) {
+  if (!TURNSTILE_CHECK(key.lock() != nullptr)) return;
   const Lock& lock = *key.lock();
-  if (!Overdue(key.place(), expired.before).has_value()) return;
-  state_.reporter.Lost(key, LostWith(lock, expired), now);
+  if (!Overdue(key.lock(), expired.before).has_value()) return;
+  state_.reporter.OnLost(key, HoldsLostWith(lock, expired), now);
   if (lock.size() > 1) {
     LockChanged(key.name());
-    for (const Hold& hold : lock.holds(Lock::Order::kByClosing)) {
-      if (hold.KeepsOutAt(expired.before)) break;
+    for (const Hold& hold : lock.holds(Lock::Order::kByBlocksUntil)) {
+      if (hold.BlocksAt(expired.before)) break;
       HoldGone(key.name(), hold.owner);
     }
   }
@@ -80,9 +86,10 @@ void Writer::Expire(OpenKey& key, const Expired& expired, std::optional<Instant>
 }
 
 void Writer::EndSessions(OpenKey& key, const SessionsEnded& ended, std::optional<Instant> now) {
-  const std::vector<Lost> lost = LostWith(*key.lock(), ended);
+  if (!TURNSTILE_CHECK(key.lock() != nullptr)) return;
+  const std::vector<LostHold> lost = HoldsLostWith(*key.lock(), ended);
   if (lost.empty()) return;
-  state_.reporter.Lost(key, lost, now);
+  state_.reporter.OnLost(key, lost, now);
   if (key.lock()->size() > 1) {
     LockChanged(key.name());
     for (const auto& [hold, how] : lost) {
@@ -93,29 +100,29 @@ void Writer::EndSessions(OpenKey& key, const SessionsEnded& ended, std::optional
   if (key.lock() == nullptr) return;
   for (const Owner owner : ended.owners) {
     const std::optional<Hold> lingers = key.lock()->Find(owner);
-    if (lingers.has_value()) NoteEnd(key.name(), lingers->closes());
+    if (lingers.has_value()) NoteHoldEnd(key.name(), lingers->blocks_until());
   }
 }
 
 // --- What was decided here ----------------------------------------------------------------------
 
-void Writer::Do(OpenKey& key, const Held& held, Instant now, Via via) {
+void Writer::Do(OpenKey& key, const HoldSet& held, Instant now, Via via) {
   Set(key, held, now);
   host_.Replicate(key.content(), held, via, now);
 }
 
-// The others are replicated before they are carried out: the owner's bytes may be in the lock.
-void Writer::Do(OpenKey& key, const Released& released, Instant now, Via via) {
+// The others are replicated before they are applied: the owner's bytes may be in the lock.
+void Writer::Do(OpenKey& key, const HoldReleased& released, Instant now, Via via) {
   host_.Replicate(key.content(), released, via);
   Release(key, released, now);
 }
 
-void Writer::Do(OpenKey& key, const Ended& ended, Instant now, Via /*via*/) {
+void Writer::Do(OpenKey& key, const HoldEnded& ended, Instant now, Via /*via*/) {
   host_.Replicate(key.content(), ended);
   End(key, ended, now);
 }
 
-void Writer::Do(OpenKey& key, const Expired& expired, Instant now, Via /*via*/) {
+void Writer::Do(OpenKey& key, const HoldsExpired& expired, Instant now, Via /*via*/) {
   host_.Replicate(key.content(), expired);
   Expire(key, expired, now);
 }
@@ -136,7 +143,7 @@ void Writer::Do(OpenKey& key, const PlainExtended& extended, Instant /*now*/, Vi
 template <typename Fact>
 void Writer::ExecuteFact(OpenKey& key, const Fact& fact, Instant now, Via via) {
   const Via of_ends = via == Via::kDeferred ? via : Via::kFact;
-  if (const auto overdue = OverdueBefore(key.place(), fact, now); overdue.has_value()) {
+  if (const auto overdue = OverdueBefore(key.lock(), fact, now); overdue.has_value()) {
     Do(key, *overdue, now, of_ends);
   }
   Do(key, fact, now, via);
@@ -149,31 +156,33 @@ void Writer::Execute(OpenKey& key, const Change& change, Instant now, Via via) {
 void Writer::ExecuteGrant(OpenKey& key, const AcquireRequest& request, Token token, Instant now,
                           std::optional<uint64_t> session, Via via) {
   const std::optional<Token> floor = state_.tokens.TakeFloorBefore(token, now);
-  // While it may not be replicated the fact of the grant, which is above the floor, has to do.
+  // While the floor may not be replicated, the fact of the grant, which is above the floor, takes
+  // its place.
   if (floor.has_value() && host_.MayReplicateFloor() && host_.HasReplicationConsumers(now)) {
     host_.ReplicateFloor(*floor);
   }
-  ExecuteFact(key, HeldBy(key.place(), request, token, now), now, via);
+  ExecuteFact(key, HoldSetBy(key.state(), request, token, now), now, via);
   Bind(key.name(), request.owner, session);
 }
 
 void Writer::RemoveOverdue(OpenKey& key, Instant now) {
-  const auto overdue = Overdue(key.place(), now);
-  const bool all = key.lock() != nullptr && key.lock()->closes() < now;  // the key goes by itself
+  const auto overdue = Overdue(key.lock(), now);
+  const bool all =
+      key.lock() != nullptr && key.lock()->blocks_until() < now;  // the key expires by itself
   if (overdue.has_value() && !all) Do(key, *overdue, now, Via::kDeferred);
 }
 
 // --- What was decided elsewhere -----------------------------------------------------------------
 
-void Writer::ApplyReplicated(OpenKey& key, const Released& released) {
+void Writer::ApplyReplicated(OpenKey& key, const HoldReleased& released) {
   if (key.lock() != nullptr) Release(key, released, std::nullopt);
 }
 
-void Writer::ApplyReplicated(OpenKey& key, const Ended& ended) {
+void Writer::ApplyReplicated(OpenKey& key, const HoldEnded& ended) {
   if (key.lock() != nullptr) End(key, ended, std::nullopt);
 }
 
-void Writer::ApplyReplicated(OpenKey& key, const Expired& expired) {
+void Writer::ApplyReplicated(OpenKey& key, const HoldsExpired& expired) {
   if (key.lock() != nullptr) Expire(key, expired, std::nullopt);
 }
 
@@ -185,6 +194,7 @@ void Writer::ApplyReplicated(OpenKey& key, const SessionsEnded& ended) {
 
 void Writer::Bind(LockName lock, Owner owner, std::optional<uint64_t> connection) {
   if (connection.has_value()) {
+    host_.WatchConnections();
     state_.sessions.Bind(*connection, lock, owner);
   } else {
     HoldGone(lock, owner);
@@ -195,7 +205,7 @@ void Writer::EndHolds(OpenKey& key, const std::vector<std::string>& names, Insta
   std::vector<Owner> owners;
   owners.reserve(names.size());
   for (const std::string& name : names) owners.push_back(Owner{name});
-  owners = DecideSessionEnd(key.place(), owners, now);
+  owners = DecideSessionEnd(key.state(), owners, now);
   if (!owners.empty()) Execute(key, SessionsEnded{now, owners}, now, via);
 }
 
@@ -225,12 +235,14 @@ void Writer::EndClosedSessionOf(OpenKey& key, Owner owner, Instant now) {
   EndHolds(key, {std::string(owner.bytes)}, now, Via::kFact);
 }
 
-void Writer::OnKeyRemoved(LockName name, const Lock& lock, std::optional<Instant> now) {
+void Writer::OnKeyRemoved(LockName name, const Lock& lock, Role role, std::optional<Instant> now) {
   if (!deleting_ && now.has_value()) {
-    const bool is_primary = host_.role() == Role::kPrimary;
+    const bool is_primary = role == Role::kPrimary;
     const bool moves = is_primary && host_.MovesAway(name);
-    state_.reporter.Removed(name, lock, is_primary, moves, *now);
+    state_.reporter.OnRemoved(name, lock, is_primary, moves, *now);
   }
+  last_removed_ = NameFilter::HashOf(name.key);
+  state_.names.Remove(*last_removed_);
   LockChanged(name);
   if (!state_.sessions.empty()) state_.sessions.UnbindAll(name);
 }

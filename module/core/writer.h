@@ -1,5 +1,5 @@
-// From a decision to its effects: the one place that writes locks, replicates the change, tells
-// subscribers, and keeps the queue and the sessions in step.
+// Carries out decisions: the one place that writes locks, replicates the change, publishes events,
+// and keeps the queue and the sessions consistent.
 
 #ifndef TURNSTILE_CORE_WRITER_H_
 #define TURNSTILE_CORE_WRITER_H_
@@ -20,58 +20,62 @@ class Writer {
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
 
-  // Carries out what was decided here, and replicates the same fact; first the end of holds that
-  // are over.
+  // Carries out a change that was decided here, and replicates the same fact. Overdue holds are
+  // removed first.
   void Execute(OpenKey& key, const Change& change, Instant now, Via via);
 
-  // Carries out a granted request on one of its locks. `session`: the connection that the hold is
-  // bound to, if it is bound to one.
+  // Carries out a granted request on one of its locks. `session`: the connection to bind the hold
+  // to, if any.
   void ExecuteGrant(OpenKey& key, const AcquireRequest& request, Token token, Instant now,
                     std::optional<uint64_t> session, Via via);
 
-  // Removes holds that are over while others are not.
+  // Removes overdue holds while other holds remain.
   void RemoveOverdue(OpenKey& key, Instant now);
 
-  // Carries out what another server decided, or this one before it was started.
-  void ApplyReplicated(OpenKey& key, const Held& held) { Set(key, held, std::nullopt); }
-  void ApplyReplicated(OpenKey& key, const Released& released);
-  void ApplyReplicated(OpenKey& key, const Ended& ended);
-  void ApplyReplicated(OpenKey& key, const Expired& expired);
+  // Carry out what another server decided, or this one before a restart.
+  void ApplyReplicated(OpenKey& key, const HoldSet& held) { Set(key, held, std::nullopt); }
+  void ApplyReplicated(OpenKey& key, const HoldReleased& released);
+  void ApplyReplicated(OpenKey& key, const HoldEnded& ended);
+  void ApplyReplicated(OpenKey& key, const HoldsExpired& expired);
   void ApplyReplicated(OpenKey& key, const SessionsEnded& ended);
 
-  // Holds whose connection has closed have ended for everybody, also while they are still in their
-  // keys. These take them out: as many as the budget allows, in a deferred pass;
+  // Holds whose connection has closed have ended for everybody, even while they are still in their
+  // keys. These functions remove them. In a deferred pass, as many as the budget allows:
   void EndClosedSessions(Instant now, Budget& budget);
-  // within a command, those of one key that are found in so many steps, and returns whether these
-  // were all;
+  // Within a command, those of one key that are found within `steps` steps; returns whether these
+  // were all:
   bool EndClosedSessionsIn(OpenKey& key, Instant now, size_t steps);
-  // within a command, that of one owner, if it has ended.
+  // Within a command, that of one owner, if it has ended:
   void EndClosedSessionOf(OpenKey& key, Owner owner, Instant now);
 
-  // The connection, or none, that the owner's hold is bound to from now on.
+  // Binds the owner's hold to `connection`, or unbinds it if there is none.
   void Bind(LockName lock, Owner owner, std::optional<uint64_t> connection);
 
-  // Whatever removes a lock from its key, other than FLUSHDB, FLUSHALL and SWAPDB, ends here.
-  // `now`: none while the server loads its data.
-  void OnKeyRemoved(LockName name, const Lock& lock, std::optional<Instant> now);
+  // Must be called whenever a lock is removed from its key, except by FLUSHDB, FLUSHALL and SWAPDB.
+  // `now`: absent while the server is loading its data.
+  void OnKeyRemoved(LockName name, const Lock& lock, Role role, std::optional<Instant> now);
   bool is_removing() const { return deleting_; }
+  // Whether the lock that was removed last may have had this name.
+  bool WasLastRemoved(std::string_view key) const {
+    return last_removed_ == NameFilter::HashOf(key);
+  }
 
  private:
   template <typename Fact>
   void ExecuteFact(OpenKey& key, const Fact& fact, Instant now, Via via);
-  void Do(OpenKey& key, const Held& held, Instant now, Via via);
-  void Do(OpenKey& key, const Released& released, Instant now, Via via);
-  void Do(OpenKey& key, const Ended& ended, Instant now, Via via);
-  void Do(OpenKey& key, const Expired& expired, Instant now, Via via);
+  void Do(OpenKey& key, const HoldSet& held, Instant now, Via via);
+  void Do(OpenKey& key, const HoldReleased& released, Instant now, Via via);
+  void Do(OpenKey& key, const HoldEnded& ended, Instant now, Via via);
+  void Do(OpenKey& key, const HoldsExpired& expired, Instant now, Via via);
   void Do(OpenKey& key, const SessionsEnded& ended, Instant now, Via via);
   void Do(OpenKey& key, const PlainFreed& freed, Instant now, Via via);
   void Do(OpenKey& key, const PlainExtended& extended, Instant now, Via via);
 
   // `now`: when it was decided, if it was decided here.
-  void Set(OpenKey& key, const Held& held, std::optional<Instant> now);
-  void Release(OpenKey& key, const Released& released, std::optional<Instant> now);
-  void End(OpenKey& key, const Ended& ended, std::optional<Instant> now);
-  void Expire(OpenKey& key, const Expired& expired, std::optional<Instant> now);
+  void Set(OpenKey& key, const HoldSet& held, std::optional<Instant> now);
+  void Release(OpenKey& key, const HoldReleased& released, std::optional<Instant> now);
+  void End(OpenKey& key, const HoldEnded& ended, std::optional<Instant> now);
+  void Expire(OpenKey& key, const HoldsExpired& expired, std::optional<Instant> now);
   void EndSessions(OpenKey& key, const SessionsEnded& ended, std::optional<Instant> now);
   template <typename Fact>
   void RemoveHold(OpenKey& key, const Fact& fact);
@@ -85,13 +89,14 @@ class Writer {
   void HoldGone(LockName lock, Owner owner) {
     if (!state_.sessions.empty()) state_.sessions.Unbind(lock, owner);
   }
-  void NoteEnd(LockName lock, Instant end) {
-    if (!state_.queue.empty()) state_.queue.NoteEnd(lock, end);
+  void NoteHoldEnd(LockName lock, Instant end) {
+    if (!state_.queue.empty()) state_.queue.NoteHoldEnd(lock, end);
   }
 
   EngineState& state_;
   Host& host_;
-  bool deleting_ = false;  // a key, because of a fact of ours
+  std::optional<NameFilter::Hash> last_removed_;  // of its name
+  bool deleting_ = false;  // a key is being deleted because of a fact of ours
 };
 
 }  // namespace turnstile

@@ -1,11 +1,12 @@
 #include "redis/callbacks.h"
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
 #include "core/budget.h"
-#include "redis/instance.h"
+#include "redis/redis_host.h"
 #include "redis/replies.h"
 
 namespace turnstile {
@@ -19,12 +20,15 @@ constexpr size_t kWorkPerPass = 5'000;
 void OnEventLoop(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, void* /*data*/) {
   if (moment != REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP) return;
   Instance& instance = TheInstance();
-  instance.engine.Drain();
-  if (instance.engine.is_idle() && !instance.slots.in_cluster()) return;
+  instance.host.OnPass();
+  instance.engine.PublishPending();
+  if (instance.engine.is_idle() && !instance.host.watches_slots()) return;
   const RedisHost::Scope scope(instance.host, ctx);
-  const Now now{.wall = WallNow(), .steady = SteadyNow()};
-  const auto due = instance.engine.RunDueWork(now, Budget(kWorkPerPass));
-  if (due.has_value()) instance.alarm.Set(ctx, instance.host, *due, now);
+  const Now now = ReadClocks();
+  const Due next = instance.engine.RunDueWork(now, Budget(kWorkPerPass));
+  const std::optional<Instant> due = next.NotBefore(now.moment());
+  if (due.has_value()) instance.timer.Set(ctx, instance.host, *due, now);
+  if (instance.engine.tokens().ToSave(now.wall).has_value()) instance.host.WatchCopies();
 }
 
 // --- Calls that wait ----------------------------------------------------------------------------
@@ -57,15 +61,15 @@ void OnFree(RedisModuleCtx* ctx, void* data) {
 
 // --- Data ---------------------------------------------------------------------------------------
 
-// The server forks to write down all data: for a file, or for a replica.
+// The server forks to write all data, to a file or to a replica.
 void OnFork(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t moment, void* /*data*/) {
   if (moment != REDISMODULE_SUBEVENT_FORK_CHILD_BORN) return;
   TheInstance().engine.OnCopy(WallNow());
   TheInstance().host.server().InvalidateCache();
 }
 
-// A copy of all data is made or taken, or a replica comes or goes.
-void OnCopy(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t /*moment*/,
+// All data is saved, possibly without a fork.
+void OnSave(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t /*moment*/,
             void* /*data*/) {
   TheInstance().host.server().InvalidateCache();
 }
@@ -75,7 +79,7 @@ void OnFlush(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t momen
   const std::optional<int> flushed = db < 0 ? std::nullopt : std::optional(db);
   Engine& engine = TheInstance().engine;
   if (moment == REDISMODULE_SUBEVENT_FLUSHDB_START) {
-    // A replica that takes over a whole copy of the data empties itself first.
+    // A replica that is about to load a full copy of the data empties itself first.
     const int copies = REDISMODULE_CTX_FLAGS_LOADING | REDISMODULE_CTX_FLAGS_REPLICA_IS_STALE;
     if ((RedisModule_GetContextFlags(nullptr) & copies) == 0) {
       engine.OnFlushing(flushed, ToInstant(WallNow()));
@@ -88,15 +92,6 @@ void OnFlush(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t momen
 void OnSwap(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t /*moment*/, void* data) {
   const auto& swapped = *static_cast<RedisModuleSwapDbInfo*>(data);
   TheInstance().engine.OnSwapped(swapped.dbnum_first, swapped.dbnum_second);
-}
-
-// A replica has loaded a copy of its primary's data beside its own (swapdb), and now takes it. 7.0
-// does not tell rightly into which databases.
-void OnAsyncLoad(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment, void* /*data*/) {
-  if (moment != REDISMODULE_SUBEVENT_REPL_ASYNC_LOAD_COMPLETED) return;
-  for (int db = 0; RedisModule_SelectDb(ctx, db) == REDISMODULE_OK; ++db) {
-    TheInstance().engine.OnLocksMayBeIn(db);
-  }
 }
 
 // --- The server ---------------------------------------------------------------------------------
@@ -118,28 +113,49 @@ void OnClientChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_
   TheInstance().engine.OnDisconnected(static_cast<RedisModuleClientInfo*>(data)->id);
 }
 
-void OnModuleChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t change,
-                    void* data) {
-  if (change != REDISMODULE_SUBEVENT_MODULE_LOADED) return;
-  TheInstance().host.server().ModuleCame(static_cast<RedisModuleModuleChange*>(data)->module_name);
+// A lock is a key with a TTL: every policy except noeviction may evict it.
+void WarnOfEviction(RedisModuleCtx* ctx) {
+  const std::string limit = SettingOf(ctx, "maxmemory");
+  const std::string policy = SettingOf(ctx, "maxmemory-policy");
+  const bool may_evict = !limit.empty() && limit != "0" && policy != "noeviction";
+  std::string& warned_of = TheInstance().warned_of_policy;
+  if (may_evict && warned_of != policy) {
+    RedisModule_Log(ctx, "warning",
+                    "with maxmemory and maxmemory-policy %s the server may evict locks "
+                    "that are held: give locks a server with noeviction",
+                    policy.c_str());
+  }
+  warned_of = may_evict ? policy : "";
+}
+
+void OnConfigChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_t /*change*/,
+                    void* /*data*/) {
+  TheInstance().host.OnSettingsChanged();
+}
+
+void OnReview(RedisModuleCtx* ctx, void* /*data*/) {
+  Instance& instance = TheInstance();
+  const bool in_use = instance.host.ReviewSubscriptions(ctx, instance.engine);
+  if (in_use) WarnOfEviction(ctx);
 }
 
 // --- Keys ---------------------------------------------------------------------------------------
 
 constexpr std::string_view kMovedTo = "move_to";
 
-// Whether a command that publishes this event can leave a lock with a TTL that is not its lease's:
-// by changing it, or by moving a lock whose TTL was changed a moment ago.
+bool BringsKey(std::string_view event) { return event == "rename_to" || event == kMovedTo; }
+
+// Whether a command that publishes this event can leave a lock with a TTL that differs from its
+// lease: by changing it, or by moving a lock whose TTL was changed just before.
 bool MayChangeTtl(std::string_view event) {
-  return event == "expire" || event == "persist" || event == "restore" || event == "rename_to" ||
-         event == kMovedTo;
+  return event == "expire" || event == "persist" || event == "restore" || BringsKey(event);
 }
 
 bool TakesKeyAway(std::string_view event) { return event == "rename_from" || event == "move_from"; }
 
 // Valkey 8.1 calls us on behalf of the client that runs the command, and leaves that client in the
-// database of the event (valkey-io/valkey pull 4024): after a MOVE in the wrong one. We bring it
-// back. For COPY … DB we cannot: only the one database is known then.
+// database of the event (valkey-io/valkey pull 4024): after a MOVE, in the wrong one. We select the
+// original database again. For COPY … DB we cannot: only one of the databases is known then.
 class MoveRepair {
  public:
   MoveRepair(RedisModuleCtx* ctx, std::string_view event) : ctx_(ctx), ends_(event == kMovedTo) {
@@ -156,46 +172,59 @@ class MoveRepair {
   bool ends_;
 };
 
-int OnKeyEvent(RedisModuleCtx* ctx, int type, const char* event, RedisModuleString* name) {
-  const MoveRepair repair(ctx, event);
+// Unlike a comparison of strings, this is a few instructions.
+template <size_t kSize>
+bool Is(const char* event, const char (&name)[kSize]) {
+  for (size_t i = 0; i < kSize; ++i) {
+    if (event[i] != name[i]) return false;
+  }
+  return true;
+}
+
+int OnKeyEvent(RedisModuleCtx* ctx, int type, const char* event_name, RedisModuleString* name) {
   Instance& instance = TheInstance();
   Engine& engine = instance.engine;
   const std::string_view key_name = ToView(name);
+  // Most events are of these two kinds, and about keys that have nothing to do with locks.
+  const bool is_common =
+      Is(event_name, "del") || (Is(event_name, "expire") && !engine.MayBeLock(key_name));
+  if (is_common && engine.queue().empty()) return REDISMODULE_OK;
+  const std::string_view event = event_name;
+  const MoveRepair repair(ctx, event);
   if (type == REDISMODULE_NOTIFY_EVICTED) {
     engine.OnKeyEvicted({RedisModule_GetSelectedDb(ctx), key_name});
   }
-  const bool has_locks = instance.host.StoredLocks() > 0;
-  if (has_locks && TakesKeyAway(event)) {
-    engine.OnKeyRenamed({RedisModule_GetSelectedDb(ctx), key_name});
-  }
   engine.OnKeyChanged(key_name);
-  if (!has_locks || !MayChangeTtl(event)) return REDISMODULE_OK;
+  if (instance.host.StoredLocks() == 0) return REDISMODULE_OK;
+  if (TakesKeyAway(event)) engine.OnKeyRenamed({RedisModule_GetSelectedDb(ctx), key_name});
+  if (BringsKey(event)) engine.OnKeyArrived(key_name);
+  if (!MayChangeTtl(event) || !engine.MayBeLock(key_name)) return REDISMODULE_OK;
   if (event == kMovedTo) {
-    // The one key that is opened inside an event, to learn its database. MOVE has just looked it up
-    // by the same reading of the clock, so it cannot turn out to have expired.
+    // The only key that is opened inside an event, to determine its database. MOVE has just looked
+    // it up with the same cached time, so it cannot have expired.
     const RedisHost::Scope scope(instance.host, ctx);
     const OpenKey key(instance.host, {.lock = {0, key_name}, .handle = name}, Access::kInspect);
     if (key.lock() != nullptr) engine.OnLocksMayBeIn(key.name().db);
   }
-  if (instance.host.server().SourceOf(ctx) == Source::kCaller) engine.OnTtlChanged(key_name);
+  if (instance.host.server().DetermineSource(ctx) == Source::kClient) engine.OnTtlChanged(key_name);
   return REDISMODULE_OK;
 }
 
 // --- Clusters -----------------------------------------------------------------------------------
 
 void OnCommand(RedisModuleCommandFilterCtx* command) {
+  Instance& instance = TheInstance();
   const bool has_more = RedisModule_CommandFilterArgsCount(command) > 1;
-  TheInstance().slots.OnCommand(
+  const bool may_change = instance.slots.OnCommand(
       ToView(RedisModule_CommandFilterArgGet(command, 0)),
       has_more ? ToView(RedisModule_CommandFilterArgGet(command, 1)) : std::string_view());
+  if (may_change) instance.host.RunSoon();
 }
 
 void OnPeerClock(RedisModuleCtx* /*ctx*/, const char* /*sender*/, uint8_t /*type*/,
                  const unsigned char* payload, uint32_t size) {
   TheInstance().slots.OnPeerClock({reinterpret_cast<const char*>(payload), size}, WallNow());
 }
-
-constexpr RedisModuleEvent kSlotMigration{.id = 19, .dataver = 1};
 
 void OnSlotMigration(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t moment,
                      void* /*data*/) {
@@ -209,17 +238,7 @@ void OnSlotMigration(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t m
     if (number == moment) what = migration;
   }
   TheInstance().slots.OnMigration(ctx, what, WallNow());
-}
-
-bool FollowSlots(RedisModuleCtx* ctx, const EngineVersion& engine) {
-  Instance& instance = TheInstance();
-  instance.slots.SetInCluster(instance.host.server().in_cluster());
-  if (!instance.slots.in_cluster()) return true;
-  RedisModule_RegisterClusterMessageReceiver(ctx, Slots::kClockMessage, OnPeerClock);
-  if (MovesSlotsAtomically(engine)) {
-    RedisModule_SubscribeToServerEvent(ctx, kSlotMigration, OnSlotMigration);
-  }
-  return RedisModule_RegisterCommandFilter(ctx, OnCommand, REDISMODULE_CMDFILTER_NOSELF) != nullptr;
+  TheInstance().host.RunSoon();
 }
 
 }  // namespace
@@ -228,31 +247,36 @@ HostCallbacks CallbacksForHost() {
   return {.on_reply = OnReply,
           .on_timeout = OnTimeout,
           .on_disconnect = OnDisconnect,
-          .on_free = OnFree,
-          .on_key_event = OnKeyEvent};
+          .on_free = OnFree};
 }
 
-bool SubscribeToEvents(RedisModuleCtx* ctx, const EngineVersion& engine) {
-  const std::pair<RedisModuleEvent, RedisModuleEventCallback> callbacks[] = {
-      {RedisModuleEvent_EventLoop, OnEventLoop},
-      {RedisModuleEvent_ReplicationRoleChanged, OnRoleChange},
-      {RedisModuleEvent_ForkChild, OnFork},
-      {RedisModuleEvent_Persistence, OnCopy},
-      {RedisModuleEvent_Loading, OnCopy},
-      {RedisModuleEvent_ReplicaChange, OnCopy},
-      {RedisModuleEvent_FlushDB, OnFlush},
-      {RedisModuleEvent_SwapDB, OnSwap},
-      {RedisModuleEvent_ReplAsyncLoad, OnAsyncLoad},
-      {RedisModuleEvent_ClientChange, OnClientChange},
-      {RedisModuleEvent_ModuleChange, OnModuleChange},
-  };
-  for (const auto& [event, callback] : callbacks) {
-    if (RedisModule_SubscribeToServerEvent(ctx, event, callback) != REDISMODULE_OK) return false;
+EventCallbacks CallbacksForEvents() {
+  return {.on_pass = OnEventLoop,
+          .on_client_change = OnClientChange,
+          .on_fork = OnFork,
+          .on_save = OnSave,
+          .on_flush = OnFlush,
+          .on_swap = OnSwap,
+          .on_config = OnConfigChange,
+          .on_slot_migration = OnSlotMigration,
+          .on_key_event = OnKeyEvent,
+          .on_command = OnCommand,
+          .on_review = OnReview};
+}
+
+bool Start(RedisModuleCtx* ctx) {
+  if (RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_ReplicationRoleChanged,
+                                         OnRoleChange) != REDISMODULE_OK) {
+    return false;
   }
-  const int events =
-      REDISMODULE_NOTIFY_GENERIC | REDISMODULE_NOTIFY_EXPIRED | REDISMODULE_NOTIFY_EVICTED;
-  return RedisModule_SubscribeToKeyspaceEvents(ctx, events, OnKeyEvent) == REDISMODULE_OK &&
-         FollowSlots(ctx, engine);
+  Instance& instance = TheInstance();
+  if (instance.host.server().in_cluster()) {
+    instance.slots.SetInCluster();
+    RedisModule_RegisterClusterMessageReceiver(ctx, Slots::kClockMessage, OnPeerClock);
+  }
+  WarnOfEviction(ctx);
+  instance.engine.OnStarted(WallNow());
+  return true;
 }
 
 }  // namespace turnstile

@@ -1,18 +1,18 @@
-// Where the server enters the module other than by a command: its events, translated into calls of
-// the engine.
+// The server's entry points other than commands: its events, translated into calls of the engine.
 
 #ifndef TURNSTILE_REDIS_CALLBACKS_H_
 #define TURNSTILE_REDIS_CALLBACKS_H_
 
-#include "redis/redis_api.h"
 #include "redis/redis_host.h"
+#include "redis/server.h"
 
 namespace turnstile {
 
 HostCallbacks CallbacksForHost();
+EventCallbacks CallbacksForEvents();
 
-// False: the server lacks events.
-bool SubscribeToEvents(RedisModuleCtx* ctx, const EngineVersion& engine);
+// Begins to work for the server. Returns false if the server lacks events that are needed.
+bool Start(RedisModuleCtx* ctx);
 
 }  // namespace turnstile
 

@@ -8,7 +8,7 @@
 #include "core/request.h"
 #include "core/settings.h"
 #include "core/token_clock.h"
-#include "redis/instance.h"
+#include "redis/redis_host.h"
 
 namespace turnstile {
 namespace {
@@ -16,7 +16,7 @@ namespace {
 constexpr long long kSecond = 1000;
 constexpr long long kDay = 24LL * 3600 * kSecond;
 
-// A number that operators can set. Its default is that of core/settings.h.
+// A number that operators can set. Its default is the one in core/settings.h.
 struct Setting {
   const char* name;
   long long least;
@@ -42,32 +42,32 @@ constexpr Setting Number(const char* name, long long least, long long most) {
 }
 
 constexpr Setting kSettings[] = {
-    // The least lease limit is a second, so that EX always has something to say; the most is ten
-    // years, far inside what the storage format can hold.
+    // The lease limit is at least a second, so that EX can always be used, and at most ten years,
+    // far below what the storage format can hold.
     Duration<&Settings::max_lease>("max-lease-ms", kSecond, 3650 * kDay),
-    // A token that leads by more than this could be moved to no other server.
+    // A token that leads by more than this could not be moved to another server.
     Duration<&Settings::token_margin>("token-margin-ms", 0, kLargestAdoptedLead.count()),
     Duration<&Settings::failover_grace>("failover-grace-ms", 0, 3650 * kDay),
-    // The server itself takes 28 to 48 KB of memory for each waiting client.
+    // The server itself uses 28 to 48 KB of memory for each waiting client.
     Number<&Settings::max_waiters>("max-waiters", 0, 1000000),
     Number<&Settings::max_waiters_per_user>("max-waiters-per-user", 0, 1000000),
-    // Of one lock. Some commands cost in proportion to the number of its holders.
+    // Of one lock. The cost of some commands is proportional to the number of its holders.
     Number<&Settings::max_holders>("max-holders", 1, 100000),
 };
 
-// A setting that is yes or no.
+// A setting with the values yes and no.
 constexpr const char* kPlainLocks = "plain-locks";
 
 Settings& TheSettings() { return TheInstance().engine.settings(); }
 
-// The server keeps a pointer to the setting, which it takes for data of ours to change.
+// The server keeps a pointer to the setting, which it treats as mutable private data.
 const Setting& SettingOf(void* data) { return *static_cast<const Setting*>(data); }
 
 long long Get(const char* /*name*/, void* data) { return SettingOf(data).get(TheSettings()); }
 
 int Set(const char* /*name*/, long long value, void* data, RedisModuleString** /*error*/) {
   SettingOf(data).set(TheSettings(), value);
-  TheInstance().engine.OnSettingsChanged();  // more may hold a lock now, or the grace be over
+  TheInstance().engine.OnSettingsChanged();  // max-holders may be higher, or the grace shorter
   return REDISMODULE_OK;
 }
 
@@ -77,19 +77,19 @@ int GetPlainLocks(const char* /*name*/, void* /*data*/) {
 
 int SetPlainLocks(const char* /*name*/, int value, void* /*data*/, RedisModuleString** /*error*/) {
   TheSettings().plain_locks = value != 0;
-  TheInstance().engine.OnSettingsChanged();  // some may wait for a string
+  TheInstance().engine.OnSettingsChanged();  // some calls may be waiting for a string
   return REDISMODULE_OK;
 }
 
-// turnstile.reset-stats is a button: it reads as no, also after it was set to yes. (CONFIG
-// RESETSTAT is not told to modules.)
+// turnstile.reset-stats is a button: it reads as no, even after it was set to yes. (Modules are not
+// notified of CONFIG RESETSTAT.)
 constexpr const char* kResetStats = "reset-stats";
 
 int NotReset(const char* /*name*/, void* /*data*/) { return 0; }
 
 int Reset(const char* /*name*/, int yes, void* /*data*/, RedisModuleString** /*error*/) {
   if (yes == 0) return REDISMODULE_OK;
-  TheInstance().engine.Drain();  // what happened before is counted before
+  TheInstance().engine.PublishPending();  // so that it is counted before the reset
   TheInstance().engine.stats() = {};
   return REDISMODULE_OK;
 }
@@ -100,7 +100,7 @@ bool IsNamed(std::string_view name, const char* setting) {
   return IsKeyword(name, setting);
 }
 
-// Sets what is named. Returns what is wrong, if anything is.
+// Sets the named setting. Returns an error message if the value is not valid.
 std::optional<std::string> Take(const Setting& setting, std::string_view text) {
   const std::optional<int64_t> value = ParseDigits(text);
   if (!value.has_value() || *value < setting.least || *value > setting.most) {

@@ -1,5 +1,5 @@
-// What operators can set: turnstile.* in CONFIG and redis.conf, or without that prefix as arguments
-// of the module, each name followed by its value.
+// The settings of operators: turnstile.* in CONFIG and redis.conf, or without that prefix as
+// arguments of the module, each name followed by its value.
 
 #ifndef TURNSTILE_REDIS_CONFIG_H_
 #define TURNSTILE_REDIS_CONFIG_H_
@@ -8,12 +8,12 @@
 #include <span>
 #include <string>
 
-#include "redis/redis_api.h"
+#include "redis/server.h"
 
 namespace turnstile {
 
-// Takes the arguments of the module for defaults: what redis.conf says goes before them. Returns
-// what is wrong with them, if anything is.
+// Uses the arguments of the module as defaults; redis.conf takes precedence over them. Returns an
+// error message if they are not valid.
 std::optional<std::string> TakeArguments(std::span<RedisModuleString*> args);
 
 bool RegisterConfig(RedisModuleCtx* ctx);

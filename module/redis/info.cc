@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/stats.h"
-#include "redis/instance.h"
+#include "redis/redis_host.h"
 
 namespace turnstile {
 namespace {
@@ -16,7 +16,7 @@ struct Counter {
   uint64_t Stats::*value;
 };
 
-// docs/operations.md says what each means.
+// docs/operations.md explains each of them.
 constexpr Counter kCounters[] = {
     {"acquired_immediately", &Stats::acquired_immediately},
     {"acquired_after_wait", &Stats::acquired_after_wait},
@@ -43,22 +43,25 @@ constexpr Counter kCounters[] = {
 void AddPercentiles(RedisModuleInfoCtx* info, const std::string& what, const Histogram& took) {
   constexpr std::pair<const char*, double> kPercentiles[] = {
       {"_p50_ms", 0.5}, {"_p99_ms", 0.99}, {"_p999_ms", 0.999}};
-  for (const auto& [name, share] : kPercentiles) {
-    RedisModule_InfoAddFieldLongLong(info, (what + name).c_str(), took.AtMost(share).count());
+  for (const auto& [name, quantile] : kPercentiles) {
+    RedisModule_InfoAddFieldLongLong(info, (what + name).c_str(),
+                                     took.Percentile(quantile).count());
   }
   RedisModule_InfoAddFieldLongLong(info, (what + "_max_ms").c_str(), took.longest().count());
 }
 
 void Info(RedisModuleInfoCtx* info, int for_crash_report) {
   Engine& engine = TheInstance().engine;
-  if (for_crash_report == 0) engine.Drain();
+  if (for_crash_report == 0) engine.PublishPending();
   const Stats& stats = engine.stats();
   const FineInstant now = WallNow();
 
   RedisModule_InfoAddSection(info, "state");
   RedisModule_InfoAddFieldULongLong(info, "locks", engine.CountLocks());
   RedisModule_InfoAddFieldULongLong(info, "waiters", engine.queue().size());
-  RedisModule_InfoAddFieldULongLong(info, "contended_locks", engine.queue().lines());
+  RedisModule_InfoAddFieldULongLong(info, "contended_locks", engine.queue().queues());
+  RedisModule_InfoAddFieldCString(info, "subscriptions",
+                                  TheInstance().host.DescribeSubscriptions().c_str());
 
   RedisModule_InfoAddSection(info, "counters");
   RedisModule_InfoAddFieldULongLong(info, "acquired",

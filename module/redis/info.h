@@ -1,9 +1,9 @@
-// INFO turnstile: what operators read.
+// INFO turnstile: metrics for operators.
 
 #ifndef TURNSTILE_REDIS_INFO_H_
 #define TURNSTILE_REDIS_INFO_H_
 
-#include "redis/redis_api.h"
+#include "redis/server.h"
 
 namespace turnstile {
 

@@ -5,34 +5,41 @@
 #include <string>
 
 #include "core/encoding.h"
-#include "redis/emit.h"
-#include "redis/instance.h"
+#include "redis/redis_host.h"
 
 namespace turnstile {
 namespace {
 
 const Lock& AsLock(const void* value) { return *static_cast<const Lock*>(value); }
 
-// What is to be done with a token that came with a value.
-enum class Belief { kAdopt, kIgnore, kRefuse };
+// How to treat a token that arrived with a value.
+enum class TokenTrust { kAdopt, kIgnore, kRefuse };
 
-// RESTORE is the one way in which a client can hand us a token. What the server loads from its
-// files or in a full synchronisation is always believed. On a replica nothing tells whether a
-// RESTORE comes from the primary, whom it must obey, or from a client of a writable replica: so the
-// value is taken, but the clock does not follow it anywhere.
-Belief BeliefIn(Token token, RedisModuleIO* io) {
+// RESTORE is the only way in which a client can bring in a token. What the server loads from its
+// files or in a full synchronisation is always trusted. On a replica it cannot be determined
+// whether a RESTORE comes from the primary, which must be followed, or from a client of a writable
+// replica. So the value is accepted, but the clock does not follow its token without limit.
+TokenTrust TrustIn(Token token, RedisModuleIO* io) {
   const int flags = RedisModule_GetContextFlags(RedisModule_GetContextFromIO(io));
   const FineInstant now = WallNow();
   switch (RoleOf(flags)) {
     case Role::kLoading:
-      return Belief::kAdopt;
+      return TokenTrust::kAdopt;
     case Role::kReplica:
-      return LeadOf(token, now) <= kLargestReplicatedLead ? Belief::kAdopt : Belief::kIgnore;
+      return LeadOf(token, now) <= kLargestReplicatedLead ? TokenTrust::kAdopt
+                                                          : TokenTrust::kIgnore;
     case Role::kPrimary:
       break;
   }
   const bool may_adopt = TheInstance().engine.tokens().clock().MayAdopt(token, now);
-  return may_adopt ? Belief::kAdopt : Belief::kRefuse;
+  return may_adopt ? TokenTrust::kAdopt : TokenTrust::kRefuse;
+}
+
+// Whether a replica is loading a copy of its primary's data beside its own (swapdb), to switch to
+// it at the end. 7.0 does not report correctly into which databases.
+bool IsLoadedAside(RedisModuleIO* io) {
+  return (RedisModule_GetContextFlags(RedisModule_GetContextFromIO(io)) &
+          REDISMODULE_CTX_FLAGS_ASYNC_LOADING) != 0;
 }
 
 void* RdbLoad(RedisModuleIO* io, int encver) {
@@ -46,17 +53,23 @@ void* RdbLoad(RedisModuleIO* io, int encver) {
     return nullptr;
   }
   const Token highest = lock->last(Lock::Order::kByToken).token;
-  const Belief belief = BeliefIn(highest, io);
-  if (belief == Belief::kRefuse) {
+  const TokenTrust belief = TrustIn(highest, io);
+  if (belief == TokenTrust::kRefuse) {
     RedisModule_LogIOError(io, "warning",
                            "token %llu leads the wall clock by more than ten minutes: not restored",
                            static_cast<unsigned long long>(highest.value));
     return nullptr;
   }
   Instance& instance = TheInstance();
-  instance.host.LockMade();
-  instance.engine.OnLockLoaded(RedisModule_GetDbIdFromIO(io),
-                               belief == Belief::kAdopt ? std::optional(highest) : std::nullopt);
+  instance.host.OnLockCreated();
+  // A value that another module loads belongs to no key.
+  const RedisModuleString* key = RedisModule_GetKeyNameFromIO(io);
+  instance.engine.OnLockLoaded(
+      {RedisModule_GetDbIdFromIO(io), key == nullptr ? std::string_view() : ToView(key)},
+      belief == TokenTrust::kAdopt ? std::optional(highest) : std::nullopt);
+  if (IsLoadedAside(io)) {
+    for (int db = 0; db < instance.host.CountDatabases(); ++db) instance.engine.OnLocksMayBeIn(db);
+  }
   return lock.release();
 }
 
@@ -65,9 +78,9 @@ void RdbSave(RedisModuleIO* io, void* value) {
   RedisModule_SaveStringBuffer(io, lock.bytes().data(), lock.bytes().size());
 }
 
-// Where the token clock stands, saved only while it leads the wall clock: an RDB file with such a
-// record does not load without the module, and a token that the wall clock has passed needs no
-// record. On 7.0, which would write the record always, there is none: the margin has to do.
+// Saves the reading of the token clock, but only while it leads the wall clock: an RDB file with
+// such a record does not load without the module, and a token that the wall clock has passed needs
+// no record. On 7.0, which would always write the record, there is none: the margin has to suffice.
 void AuxSave(RedisModuleIO* io, int /*when*/) {
   const std::optional<Token> token = TheInstance().engine.tokens().ToSave(WallNow());
   if (token.has_value()) RedisModule_SaveUnsigned(io, token->value);
@@ -84,28 +97,30 @@ int AuxLoad(RedisModuleIO* io, int encver, int /*when*/) {
 void AofRewrite(RedisModuleIO* io, RedisModuleString* key, void* value) {
   const Lock& lock = AsLock(value);
   for (const Hold& hold : lock.holds(Lock::Order::kByToken)) {
-    EmitHeld([io](auto... args) { RedisModule_EmitAOF(io, args...); }, key,
-             Held{lock.mode(), hold});
+    EmitHoldSet([io](auto... args) { RedisModule_EmitAOF(io, args...); }, key,
+                HoldSet{lock.mode(), hold});
   }
 }
 
-// May run on another thread: touches nothing but the value and an atomic count.
+// May run on another thread: uses only the value and an atomic counter.
 void Free(void* value) {
   delete static_cast<Lock*>(value);
-  TheInstance().host.LockFreed();
+  TheInstance().host.OnLockFreed();
 }
 
-// Whatever removes a lock from its key, but for FLUSHDB, FLUSHALL and SWAPDB, comes through here.
+// Called whenever a lock is removed from its key, except by FLUSHDB, FLUSHALL and SWAPDB.
 void Unlink(RedisModuleKeyOptCtx* ctx, const void* value) {
   Instance& instance = TheInstance();
+  Role role = Role::kPrimary;
   std::optional<Instant> now;
-  // What is removed while data is loaded was lost long ago.
-  if (!instance.engine.is_removing() && instance.host.role() != Role::kLoading) {
-    now = ToInstant(WallNow());
+  if (!instance.engine.is_removing()) {
+    role = instance.host.role();
+    // What is removed while data is being loaded was lost long ago.
+    if (role != Role::kLoading) now = ToInstant(WallNow());
   }
   instance.engine.OnKeyRemoved(
       {RedisModule_GetDbIdFromOptCtx(ctx), ToView(RedisModule_GetKeyNameFromOptCtx(ctx))},
-      AsLock(value), now);
+      AsLock(value), role, now);
 }
 
 size_t FreeEffort(RedisModuleString* /*key*/, const void* value) { return AsLock(value).size(); }
@@ -118,7 +133,7 @@ void Digest(RedisModuleDigest* digest, void* value) {
   RedisModule_DigestEndSequence(digest);
 }
 
-// A lock of many holds stays where it is: others point into it.
+// A lock of many holds is not moved: others point into it.
 int Defrag(RedisModuleDefragCtx* ctx, RedisModuleString* /*key*/, void** value) {
   if (!AsLock(*value).IsOneAllocation()) return 0;
   if (void* moved = RedisModule_DefragAlloc(ctx, *value); moved != nullptr) *value = moved;

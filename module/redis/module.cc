@@ -1,24 +1,42 @@
-// OnLoad, and nothing else: each room registers its own things.
+// OnLoad, and the definition of the instance. Each unit registers its own commands, types and
+// events.
 
-#include <algorithm>
+#include <cstdlib>
 #include <string>
-#include <string_view>
 
-#include "core/request.h"
+#include "core/check.h"
 #include "redis/callbacks.h"
-#include "redis/command_table.h"
+#include "redis/commands.h"
 #include "redis/config.h"
 #include "redis/info.h"
-#include "redis/instance.h"
 #include "redis/lock_type.h"
-#include "redis/redis_api.h"
+#include "redis/redis_host.h"
+#include "redis/server.h"
 
 namespace turnstile {
 
-Instance& TheInstance() {
-  // Never destroyed: locks are freed and clients wait when the server ends.
-  static auto& instance = *new Instance(CallbacksForHost());
-  return instance;
+namespace {
+
+// Created by OnLoad and never destroyed: when the server exits, there are still locks to be freed
+// and clients that wait.
+Instance* the_instance = nullptr;
+
+}  // namespace
+
+Instance& TheInstance() { return *the_instance; }
+
+// Limited, because what fails once may fail in every command.
+void OnCheckFailed(const char* condition, const char* function) {
+  constexpr size_t kMaxLogged = 100;
+  if (++TheInstance().failed_checks <= kMaxLogged) {
+    RedisModule_Log(nullptr, "warning",
+                    "turnstile %s: internal error in %s: not (%s); the operation was refused. "
+                    "Please report this with the lines above",
+                    TURNSTILE_VERSION, function, condition);
+  }
+#ifdef TURNSTILE_DCHECKS
+  std::abort();
+#endif
 }
 
 namespace {
@@ -29,34 +47,9 @@ int Refuse(RedisModuleCtx* ctx, const std::string& why) {
   return REDISMODULE_ERR;
 }
 
-// A lock is a key with a TTL: every policy but noeviction may evict it.
-void WarnOfEviction(RedisModuleCtx* ctx) {
-  RedisModuleServerInfoData* memory = RedisModule_GetServerInfo(ctx, "memory");
-  const char* limit = RedisModule_ServerInfoGetFieldC(memory, "maxmemory");
-  const char* policy = RedisModule_ServerInfoGetFieldC(memory, "maxmemory_policy");
-  if (limit != nullptr && policy != nullptr && std::string_view(limit) != "0" &&
-      std::string_view(policy) != "noeviction") {
-    RedisModule_Log(ctx, "warning",
-                    "with maxmemory and maxmemory-policy %s the server may evict locks "
-                    "that are held: give locks a server with noeviction",
-                    policy);
-  }
-  RedisModule_FreeServerInfo(ctx, memory);
-}
-
-void OnConfigChange(RedisModuleCtx* ctx, RedisModuleEvent /*event*/, uint64_t /*change*/,
-                    void* data) {
-  TheInstance().host.server().InvalidateCache();
-  const auto& change = *static_cast<RedisModuleConfigChange*>(data);
-  const bool concerns_us = std::any_of(
-      change.config_names, change.config_names + change.num_changes, [](const char* name) {
-        return IsKeyword(name, "maxmemory") || IsKeyword(name, "maxmemory-policy");
-      });
-  if (concerns_us) WarnOfEviction(ctx);
-}
-
 int OnLoad(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (!InitRedisApi(ctx, TURNSTILE_VERSION_NUMBER)) return REDISMODULE_ERR;
+  the_instance = new Instance(CallbacksForHost(), CallbacksForEvents());
   const EngineVersion engine = FindEngine(ctx);
   if (!engine.IsKnown()) {
     return Refuse(ctx, "it needs Redis 7.0, Valkey 7.2, Redict 7.3 or later, and this is " +
@@ -65,8 +58,7 @@ int OnLoad(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (const auto wrong = TakeArguments({argv, static_cast<size_t>(argc)}); wrong.has_value()) {
     return Refuse(ctx, *wrong);
   }
-  TheInstance().host.Register(ctx);
-  TheInstance().engine.tokens().ProcessStarted(WallNow());
+  TheInstance().host.Register(ctx, engine);
   const bool atomic_slots = MovesSlotsAtomically(engine);
   RedisModule_SetModuleOptions(ctx, REDISMODULE_OPTIONS_HANDLE_IO_ERRORS |
                                         REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD |
@@ -75,15 +67,10 @@ int OnLoad(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (!RegisterLockType(ctx)) return Refuse(ctx, "the type turnstile is taken");
   if (!RegisterCommands(ctx)) return Refuse(ctx, "a LOCK command is taken");
   if (!RegisterConfig(ctx)) return Refuse(ctx, "a turnstile.* setting is wrong");
-  if (!RegisterInfo(ctx) || !SubscribeToEvents(ctx, engine) ||
-      RedisModule_SubscribeToServerEvent(ctx, RedisModuleEvent_Config, OnConfigChange) !=
-          REDISMODULE_OK) {
-    return Refuse(ctx, "the server lacks events");
-  }
+  if (!RegisterInfo(ctx)) return Refuse(ctx, "it cannot show statistics");
   RedisModule_Log(ctx, "notice", "turnstile %s on %s%s: %s", TURNSTILE_VERSION,
                   engine.Describe().c_str(), engine.Remark(), DescribeSettings().c_str());
-  WarnOfEviction(ctx);
-  return REDISMODULE_OK;
+  return Start(ctx) ? REDISMODULE_OK : Refuse(ctx, "the server lacks events");
 }
 
 }  // namespace

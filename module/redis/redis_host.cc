@@ -6,10 +6,8 @@
 #include <utility>
 #include <variant>
 
-#include "redis/command_names.h"
-#include "redis/emit.h"
+#include "core/check.h"
 #include "redis/replies.h"
-#include "redis/user.h"
 
 namespace turnstile {
 
@@ -18,11 +16,56 @@ void RedisHost::Attach(const Settings& settings, Slots& slots) {
   slots_ = &slots;
 }
 
-void RedisHost::Register(RedisModuleCtx* ctx) {
+void RedisHost::Register(RedisModuleCtx* ctx, const EngineVersion& engine) {
   detached_ = RedisModule_GetDetachedThreadSafeContext(ctx);
   acquire_command_ =
       RedisModule_CreateString(nullptr, kAcquireCommand, std::strlen(kAcquireCommand));
-  server_.Register(ctx);
+  server_.Register(ctx, engine);
+  subscriptions_.Register(detached_, engine);
+  while (RedisModule_SelectDb(detached_, databases_) == REDISMODULE_OK) ++databases_;
+}
+
+// --- Subscriptions ------------------------------------------------------------------------------
+
+void RedisHost::SubscribeForLocks() {
+  subscriptions_.Need(Subscriptions::Topic::kLocks);
+  WatchCopies();
+  server_.ForgetModules();
+}
+
+void RedisHost::WatchCopies() {
+  if (subscriptions_.Need(Subscriptions::Topic::kCopies)) server_.WatchCopies(true);
+}
+
+void RedisHost::WatchSlots() {
+  if (!subscriptions_.Need(Subscriptions::Topic::kSlotMap)) return;
+  slots_->WakeUp();
+  RunSoon();
+}
+
+bool RedisHost::ReviewSubscriptions(RedisModuleCtx* ctx, Engine& engine) {
+  using Topic = Subscriptions::Topic;
+  subscriptions_.OnReview();
+  const bool has_locks = locks_ > 0;
+  const bool in_use = has_locks || !engine.queue().empty();
+  // Other servers have to know a clock that leads.
+  const bool leads = engine.tokens().ToSave(WallNow()).has_value();
+  if (!has_locks) engine.OnLocksGone();
+  if (engine.is_idle() && parked_.empty() && !runs_soon_) subscriptions_.GiveUp(Topic::kPasses);
+  if (engine.sessions().empty()) subscriptions_.GiveUp(Topic::kConnections);
+  if (!in_use) subscriptions_.GiveUp(Topic::kLocks);
+  if (!in_use && !leads) {
+    if (subscriptions_.has(Topic::kCopies)) server_.WatchCopies(false);
+    subscriptions_.GiveUp(Topic::kCopies);
+    if (watches_slots()) slots_->Sleep();
+    subscriptions_.GiveUp(Topic::kSlotMap);
+  }
+  // A module that was loaded meanwhile may listen for our events.
+  if (in_use && server_.has_checked_modules()) server_.CheckModules(ctx);
+  const bool any = in_use || leads || subscriptions_.has(Topic::kPasses) ||
+                   subscriptions_.has(Topic::kConnections);
+  if (any) subscriptions_.ReviewLater();
+  return in_use;
 }
 
 // --- Keys ---------------------------------------------------------------------------------------
@@ -55,6 +98,10 @@ Lock* RedisHost::LockIn(RedisModuleKey* key) const {
 
 KeyContent RedisHost::Open(const KeyName& name, Access access) {
   KeyContent content{.name = name.lock, .handle = name.handle};
+  if (!TURNSTILE_CHECK(ctx_ != nullptr)) {  // outside any Scope: nothing can be opened
+    content.is_other = true;
+    return content;
+  }
   if (name.handle == nullptr) {
     Select(name.lock.db);
     RedisModuleString* created =
@@ -65,8 +112,8 @@ KeyContent RedisHost::Open(const KeyName& name, Access access) {
   }
   RedisModuleKey* key = RedisModule_OpenKey(ctx_, NameOf(content), ModeFor(access));
   content.key = key;
-  // In a transaction Valkey 9 tells for the selected database the one of the last SELECT, also in
-  // an event of MOVE and after RedisModule_SelectDb. The open key knows better.
+  // In a transaction Valkey 9 reports the database of the last SELECT as the selected one, even in
+  // an event of MOVE and after RedisModule_SelectDb. The open key has the right one.
   content.name.db =
       key != nullptr ? RedisModule_GetDbIdFromModuleKey(key) : RedisModule_GetSelectedDb(ctx_);
   switch (RedisModule_KeyType(key)) {
@@ -86,11 +133,12 @@ KeyContent RedisHost::Open(const KeyName& name, Access access) {
   return content;
 }
 
-// Not when the key is opened: to read a number makes the server store it anew, without its age.
+// Not done when the key is opened: reading a number makes the server store it again, without its
+// age.
 PlainLock RedisHost::ReadPlain(const KeyContent& key) {
   size_t size = 0;
   const char* bytes = RedisModule_StringDMA(KeyOf(key), &size, REDISMODULE_READ);
-  return {.value = {bytes, size}, .end = ExpiryOf(key).value_or(kMaxInstant)};
+  return {.value = {bytes, size}, .end = ExpiryOf(key)};
 }
 
 void RedisHost::Close(KeyContent& key) {
@@ -103,14 +151,16 @@ void RedisHost::Store(KeyContent& key, Lock* lock) {
   Lock* stored = std::exchange(key.lock, lock);
   key.is_plain = false;
   if (stored == nullptr) {
+    WatchLocks();
     RedisModule_ModuleTypeSetValue(KeyOf(key), type_, lock);
     ++locks_;
   } else if (stored != lock) {
-    // Unlike setting it anew, this does not look as if the lock had been gone for a moment.
+    // Unlike setting the value again, this does not look as if the lock had been deleted in
+    // between.
     RedisModule_ModuleTypeReplaceValue(KeyOf(key), type_, lock, nullptr);
     delete stored;
   }
-  RedisModule_SetAbsExpire(KeyOf(key), lock->closes().time_since_epoch().count());
+  RedisModule_SetAbsExpire(KeyOf(key), lock->blocks_until().time_since_epoch().count());
   RedisModule_SignalModifiedKey(ctx_, NameOf(key));
 }
 
@@ -128,7 +178,7 @@ std::optional<Instant> RedisHost::ExpiryOf(const KeyContent& key) {
 
 namespace {
 
-// The command by which a plain lock is changed.
+// The command that changes a plain lock.
 const char* CommandFor(const Change& change) {
   return std::holds_alternative<PlainFreed>(change) ? "DEL" : "PEXPIREAT";
 }
@@ -144,8 +194,8 @@ void Free(RedisModuleCallReply* reply) {
 const char* RedisHost::MissingCommandFor(const Change& change) {
   const char* command = CommandFor(change);
   errno = 0;
-  // Without arguments, which each of these commands needs: it does nothing, and another error
-  // tells that the command is there.
+  // Called without arguments, which each of these commands requires: it does nothing, and any other
+  // error shows that the command exists.
   RedisModuleCallReply* reply = RedisModule_Call(ctx_, command, "");
   const bool is_there = reply != nullptr || errno != ENOENT;
   Free(reply);
@@ -194,37 +244,74 @@ void RedisHost::VisitLocks(int db, const std::function<bool(LockName, const Lock
 
 // --- Replication --------------------------------------------------------------------------------
 
-void RedisHost::Replicate(const KeyContent& key, const Held& held, Via via, Instant now) {
-  if (via == Via::kFact && !HasReplicationConsumers(now)) {
-    // Reaches nobody, but the server counts a change, after so many of which it saves. (From the
-    // moment in which the first replica asks for a copy to the one in which it is made, there
-    // is a backlog that this goes into; but nobody can go on from there.)
+FactArgs::FactArgs(const HoldSet& held) {
+  if (held.mode != Mode::kExclusive) Add(WordFor(held.mode));
+  if (held.hold.count != 1) {
+    Add(kCountWord);
+    Add(std::to_string(held.hold.count));
+  }
+  if (held.hold.linger != Millis{0}) {
+    Add(kLingerWord);
+    Add(std::to_string(held.hold.linger.count()));
+  }
+}
+
+FactArgs::FactArgs(std::span<const Owner> owners) {
+  words_.reserve(owners.size());
+  for (const Owner owner : owners) Add(owner.bytes);
+}
+
+FactArgs::~FactArgs() {
+  for (RedisModuleString* word : words_) RedisModule_FreeString(nullptr, word);
+}
+
+void FactArgs::Add(std::string_view word) {
+  words_.push_back(RedisModule_CreateString(nullptr, word.data(), word.size()));
+}
+
+void RedisHost::Replicate(const KeyContent& key, const HoldSet& held, Via via, Instant now) {
+  if (via != Via::kCommand && !HasReplicationConsumers(now)) {
+    // Reaches nobody, but the server counts a change towards its save points. (Between the time
+    // when the first replica requests a copy and the time when it is made, there is a backlog that
+    // this is written to; but no replica can continue from there. An AOF would not load a command
+    // without words, which is what this is outside commands; but there is none.)
     RedisModule_ReplicateVerbatim(ctx_);
     return;
   }
-  EmitHeld([this](auto... args) { RedisModule_Replicate(ctx_, args...); }, NameOf(key), held);
+  EmitHoldSet([this](auto... args) { RedisModule_Replicate(ctx_, args...); }, NameOf(key), held);
 }
 
-void RedisHost::Replicate(const KeyContent& key, const Released& released, Via via) {
+void RedisHost::Replicate(const KeyContent& key, const HoldReleased& released, Via via) {
   if (via == Via::kCommand) {
-    RedisModule_ReplicateVerbatim(ctx_);  // the LOCK.RELEASE that is running
+    RedisModule_ReplicateVerbatim(ctx_);  // the running LOCK.RELEASE
     return;
   }
   RedisModule_Replicate(ctx_, kReleaseCommand, "sb", NameOf(key), released.owner.bytes.data(),
                         released.owner.bytes.size());
 }
 
-void RedisHost::Replicate(const KeyContent& key, const Ended& ended) {
-  EmitEnded([this](auto... args) { RedisModule_Replicate(ctx_, args...); }, NameOf(key), ended);
+void RedisHost::Replicate(const KeyContent& key, const HoldEnded& ended) {
+  const std::string_view owner = ended.owner.bytes;
+  const std::string_view how = WordFor(ended.how);
+  if (how.empty()) {
+    RedisModule_Replicate(ctx_, kFactCommand, "csb", kFactEnded.data(), NameOf(key), owner.data(),
+                          owner.size());
+  } else {
+    RedisModule_Replicate(ctx_, kFactCommand, "csbc", kFactEnded.data(), NameOf(key), owner.data(),
+                          owner.size(), how.data());
+  }
 }
 
-void RedisHost::Replicate(const KeyContent& key, const Expired& expired) {
-  EmitExpired([this](auto... args) { RedisModule_Replicate(ctx_, args...); }, NameOf(key), expired);
+void RedisHost::Replicate(const KeyContent& key, const HoldsExpired& expired) {
+  RedisModule_Replicate(ctx_, kFactCommand, "csl", kFactExpired.data(), NameOf(key),
+                        static_cast<long long>(expired.before.time_since_epoch().count()));
 }
 
 void RedisHost::Replicate(const KeyContent& key, const SessionsEnded& ended) {
-  EmitSessionsEnded([this](auto... args) { RedisModule_Replicate(ctx_, args...); }, NameOf(key),
-                    ended);
+  FactArgs owners(ended.owners);
+  RedisModule_Replicate(ctx_, kFactCommand, "cslv", kFactSession.data(), NameOf(key),
+                        static_cast<long long>(ended.at.time_since_epoch().count()), owners.data(),
+                        owners.size());
 }
 
 void RedisHost::ReplicateFloor(Token floor) {
@@ -252,7 +339,7 @@ const char* NameOf(LockEvent event) {
   return "lock.lost";
 }
 
-// The event that tells why, after lock.lost.
+// The event that gives the cause, published after lock.lost.
 const char* NameOf(Loss how) {
   switch (how) {
     case Loss::kForced:
@@ -277,8 +364,14 @@ void Notify(RedisModuleCtx* ctx, const char* event, RedisModuleString* key) {
 
 }  // namespace
 
+void RedisHost::OnLockCreated() {
+  WatchLocks();
+  ++locks_;
+}
+
 void RedisHost::Emit(const KeyContent& key, LockEvent event) {
-  if (server_.SomebodyWatches()) Notify(ctx_, turnstile::NameOf(event), NameOf(key));
+  if (!server_.has_checked_modules() && role() != Role::kLoading) server_.CheckModules(ctx_);
+  if (server_.HasEventListeners()) Notify(ctx_, turnstile::NameOf(event), NameOf(key));
 }
 
 void RedisHost::NotifyLost(RedisModuleCtx* ctx, RedisModuleString* key, Loss how) {
@@ -287,12 +380,12 @@ void RedisHost::NotifyLost(RedisModuleCtx* ctx, RedisModuleString* key, Loss how
 }
 
 void RedisHost::EmitLost(const KeyContent& key, Loss how) {
-  if (server_.SomebodyWatches()) NotifyLost(ctx_, NameOf(key), how);
+  if (server_.HasEventListeners()) NotifyLost(ctx_, NameOf(key), how);
 }
 
 void RedisHost::EmitLost(LockName lock, Loss how) {
   // Other modules must not change anything while all keys are visited.
-  if (visiting_ ? !ServerState::ClientsWatch() : !server_.SomebodyWatches()) return;
+  if (visiting_ ? !Server::ClientsMayListen() : !server_.HasEventListeners()) return;
   RedisModule_SelectDb(detached_, lock.db);
   RedisModuleString* name = RedisModule_CreateString(detached_, lock.key.data(), lock.key.size());
   NotifyLost(detached_, name, how);
@@ -303,20 +396,18 @@ void RedisHost::Warn(const std::string& text) {
   RedisModule_Log(detached_, "warning", "%s", text.c_str());
 }
 
-// --- The command that is running ----------------------------------------------------------------
+// --- The running command ------------------------------------------------------------------------
 
-// Inside MULTI, scripts, functions and calls of other modules a client cannot be made to wait.
-bool RedisHost::CallerMayBlock() {
-  return (RedisModule_GetContextFlags(ctx_) & REDISMODULE_CTX_FLAGS_DENY_BLOCKING) == 0 &&
-         ConnectionOf(ctx_).has_value();
-}
-
-std::optional<std::string> RedisHost::CallerUser() {
+std::optional<Host::ParkableCaller> RedisHost::CallerToPark() {
+  const bool denied =
+      (RedisModule_GetContextFlags(ctx_) & REDISMODULE_CTX_FLAGS_DENY_BLOCKING) != 0;
+  const std::optional<uint64_t> connection = denied ? std::nullopt : server_.ConnectionOf(ctx_);
+  if (!connection.has_value()) return std::nullopt;
   RedisModuleString* user = RedisModule_GetCurrentUserName(ctx_);
-  if (user == nullptr) return std::nullopt;  // a module calls on behalf of nobody
-  std::string name(ToView(user));
+  if (user == nullptr) return std::nullopt;  // a module calls without a user
+  ParkableCaller caller{.connection = *connection, .user = std::string(ToView(user))};
   RedisModule_FreeString(ctx_, user);
-  return name;
+  return caller;
 }
 
 // --- Calls that wait ----------------------------------------------------------------------------
@@ -328,6 +419,8 @@ bool RedisHost::Park(WaitingCall& call) {
   RedisModule_SetDisconnectCallback(client, callbacks_.on_disconnect);
   call.handle = client;
   parked_.emplace(client, &call);
+  WatchLocks();  // or strings that count as such
+  RunSoon();
   return true;
 }
 
@@ -354,17 +447,32 @@ bool RedisHost::MayWrite() {
          RedisModule_AvoidReplicaTraffic() == 0;
 }
 
-// Why the server does not take a write to the key, as it would tell a client; nothing if it does.
+// Whether a primary that has memory accepts every write: it needs no replicas for that, there is no
+// disk whose errors would count, and no slots.
+bool RedisHost::NothingElseRefusesWrites(int context_flags) {
+  const int disk = REDISMODULE_CTX_FLAGS_AOF | REDISMODULE_CTX_FLAGS_RDB;
+  if (slots_->in_cluster() || (context_flags & disk) != 0) return false;
+  if (!needs_replicas_.has_value()) {
+    needs_replicas_ = SettingOf(ctx_, "min-replicas-to-write") != "0";
+  }
+  return !*needs_replicas_;
+}
+
+// The error with which the server would refuse a write to the key by a client; nothing if it would
+// accept it.
 std::optional<std::string> RedisHost::WriteRefusal(RedisModuleString* key) {
-  // The probe below knows about memory only what was true at the last command.
-  if ((RedisModule_GetContextFlags(ctx_) & REDISMODULE_CTX_FLAGS_OOM) != 0) {
+  // The probe below uses the memory state as of the last command.
+  const int flags = RedisModule_GetContextFlags(ctx_);
+  if ((flags & REDISMODULE_CTX_FLAGS_OOM) != 0) {
     return kOutOfMemoryText;
   }
+  if (NothingElseRefusesWrites(flags)) return std::nullopt;
 
-  // S: as in a script, so min-replicas, disk errors and the role count. E: errors come as replies.
+  // S: as in a script, so min-replicas, disk errors and the role count. E: errors are returned as
+  // replies.
   errno = 0;
   RedisModuleCallReply* reply = RedisModule_Call(ctx_, kProbeCommand, "SEs", key);
-  // A call tells only that the key is not served here (EPERM), or that the cluster is down.
+  // A call reports only that the key is not served here (EPERM), or that the cluster is down.
   const bool not_here = errno == EPERM;
   const bool down = errno == ENETDOWN || errno == EROFS;
   if (reply == nullptr) return kNotNowText;
@@ -376,13 +484,12 @@ std::optional<std::string> RedisHost::WriteRefusal(RedisModuleString* key) {
   }
   RedisModule_FreeCallReply(reply);
   if (!refusal.has_value() || !slots_->in_cluster() || !(not_here || down)) return refusal;
-  if (!view_.has_value()) view_.emplace(ctx_);
-  auto lost = view_->WhyLost(SlotOf(ToView(key)));
+  auto lost = View().RefusalFor(SlotOf(ToView(key)));
   return lost.has_value() ? lost : not_here ? kNotNowText : refusal;
 }
 
-// Whether the user may still acquire the lock, and the server still takes writes to it: what a
-// direct call would be refused for, a deferred grant is refused for too.
+// Checks whether the user may still acquire the lock, and whether the server still accepts writes
+// to it: a deferred grant is refused for the same reasons as a direct call.
 std::optional<std::string> RedisHost::GrantRefusal(const WaitingCall& call, const KeyContent& key) {
   RedisModuleString* user =
       RedisModule_CreateString(nullptr, call.user().data(), call.user().size());
@@ -395,28 +502,56 @@ std::optional<std::string> RedisHost::GrantRefusal(const WaitingCall& call, cons
 void RedisHost::BeforeGrant(LockName lock, FineInstant now) {
   if (!slots_->in_cluster() || caught_up_ == SlotOf(lock.key)) return;
   caught_up_ = SlotOf(lock.key);
+  WatchSlots();
   slots_->CatchUp(ctx_, *caught_up_, now);
+  // Other nodes may have to hear of it at once; in a deferred pass that is over by then.
+  if (slots_->NextRefresh().IsDueAt(ToInstant(now))) WakeEventLoop();
 }
 
-void RedisHost::RefreshSlots(FineInstant now) {
-  if (slots_->in_cluster()) slots_->Refresh(ctx_, now);
+// The view of the cluster for this entry into the module.
+ClusterView& RedisHost::View() {
+  if (!view_.has_value()) view_.emplace(ctx_);
+  return *view_;
+}
+
+Host::SlotRefresh RedisHost::RefreshSlots(FineInstant now) {
+  if (!slots_->in_cluster()) return {};
+  if (slots_->has_news()) WatchSlots();
+  const bool checked = slots_->Refresh(ctx_, View(), now);
+  return {.checked = checked, .next = slots_->NextRefresh()};
+}
+
+std::optional<std::string> RedisHost::SlotRefusal(LockName lock) {
+  return View().RefusalFor(SlotOf(lock.key));
 }
 
 // --- The event loop -----------------------------------------------------------------------------
 
 void RedisHost::WakeEventLoop() {
+  RunSoon();
   RedisModule_EventLoopAddOneShot([](void* /*unused*/) {}, nullptr);
 }
 
-// Not from the start, because it costs every SET of every client a callback.
-void RedisHost::WatchStrings() {
-  if (watches_strings_) return;
-  // Not only strings: SUNIONSTORE, ZUNIONSTORE and SORT … STORE put another type in their place.
-  watches_strings_ =
-      RedisModule_SubscribeToKeyspaceEvents(ctx_,
-                                            REDISMODULE_NOTIFY_STRING | REDISMODULE_NOTIFY_SET |
-                                                REDISMODULE_NOTIFY_ZSET | REDISMODULE_NOTIFY_LIST,
-                                            callbacks_.on_key_event) == REDISMODULE_OK;
+void WakeTimer::Set(RedisModuleCtx* ctx, Host& host, Instant due, const Now& time) {
+  constexpr Millis kNoStep{2};           // both clocks are truncated to a millisecond
+  constexpr Millis kLongestSleep{1000};  // of the event loop: one period of the server's cron
+  const Instant now = time.moment();
+  const Millis difference = now.time_since_epoch() - time.tick().time_since_epoch();
+  const bool stepped = std::chrono::abs(difference - wall_minus_steady_) > kNoStep;
+  if (fires_at_.has_value() && due >= *fires_at_ && !stepped) return;
+  if (fires_at_.has_value()) RedisModule_StopTimer(ctx, timer_, nullptr);
+  host_ = &host;
+  fires_at_ = due;
+  wall_minus_steady_ = difference;
+  timer_ = RedisModule_CreateTimer(ctx, std::max(due - now, Millis{0}).count(), OnFired, this);
+  // By now 7.0 has computed how long it will sleep.
+  if (due - now < kLongestSleep) host.WakeEventLoop();
+}
+
+void WakeTimer::OnFired(RedisModuleCtx* /*ctx*/, void* timer) {
+  auto* fired = static_cast<WakeTimer*>(timer);
+  fired->fires_at_.reset();
+  fired->host_->RunSoon();
 }
 
 }  // namespace turnstile

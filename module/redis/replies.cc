@@ -47,7 +47,7 @@ const char* NameOf(Mode mode) {
   return "exclusive";
 }
 
-// Whom to call: a connection and where it comes from, as CLIENT LIST has them.
+// Whom to contact: a connection and its address, as in CLIENT LIST.
 constexpr long kConnectionFields = 2;
 void ConnectionFields(RedisModuleCtx* ctx, std::optional<uint64_t> client) {
   if (!client.has_value()) {

@@ -1,5 +1,4 @@
-// What callers read: the one place that words and formats replies and errors. It is given what to
-// say, and opens no key.
+// The one place that words and formats all replies and errors. Opens no key.
 
 #ifndef TURNSTILE_REDIS_REPLIES_H_
 #define TURNSTILE_REDIS_REPLIES_H_
@@ -13,17 +12,17 @@
 #include "core/decide.h"
 #include "core/engine.h"
 #include "core/request.h"
-#include "redis/redis_api.h"
+#include "redis/server.h"
 
 namespace turnstile {
 
-// `sees`: whether the caller may be told about a lock.
+// `sees`: whether the caller may see details of a lock.
 int ReplyAcquired(RedisModuleCtx* ctx, const AcquireResult& result,
                   const std::function<bool(LockName)>& sees);
-// To LOCK.RELEASE or LOCK.TOUCH, whichever `command` is: how many of the locks that the request
-// named it was done to.
+// The reply to LOCK.RELEASE or LOCK.TOUCH, as named by `command`: the number of locks that were
+// released or touched.
 int ReplyCount(RedisModuleCtx* ctx, const CountResult& result, const char* command);
-// To a call that waited.
+// The reply to a call that waited.
 int ReplyWaited(RedisModuleCtx* ctx, const WaitAnswer& answer);
 int ReplyToken(RedisModuleCtx* ctx, std::optional<Token> token);
 int ReplyFlag(RedisModuleCtx* ctx, bool flag);
@@ -33,25 +32,25 @@ int ReplyList(RedisModuleCtx* ctx, std::string_view next_cursor,
 int ReplyTop(RedisModuleCtx* ctx, const std::vector<LockSummary>& locks);
 int ReplyHelp(RedisModuleCtx* ctx, const std::vector<std::string>& lines);
 
-// The token that asked does not hold the lock; the highest one that does, if any.
+// `asked` does not hold the lock. `holds`: the highest token that does, if any.
 int ReplyFenced(RedisModuleCtx* ctx, Token asked, std::optional<Token> holds);
 int ReplyNotPermitted(RedisModuleCtx* ctx, std::string_view command);
-// Passes on what the command after THEN answered, and ends the reply.
+// Passes on the reply of the command after THEN, and frees it.
 int ReplyOf(RedisModuleCtx* ctx, RedisModuleCallReply* reply);
 
 int ReplyError(RedisModuleCtx* ctx, const ParseError& error);
 int ReplyWrongType(RedisModuleCtx* ctx);
 int ReplyReadOnly(RedisModuleCtx* ctx);
 int ReplyInternal(RedisModuleCtx* ctx, const char* command);
-// Errors for calls that wait, in the words of the server.
+// Errors for waiting calls, worded as the server words them.
 inline constexpr const char* kNoLongerPermittedText =
     "NOPERM this user may no longer acquire the lock it waited for";
 inline constexpr const char* kOutOfMemoryText =
     "OOM command not allowed when used memory > 'maxmemory'.";
 inline constexpr const char* kNotNowText =
     "TRYAGAIN the server does not take a write to this key now";
-// Where the slot is now, worded as the server itself words it: clients follow it.
-// `endpoint_type`: the server's setting cluster-preferred-endpoint-type.
+// The current location of the slot, worded as the server itself words it, because clients follow
+// it. `endpoint_type`: the server's setting cluster-preferred-endpoint-type.
 std::string MovedText(Slot slot, const ClusterNode& node, std::string_view endpoint_type);
 inline constexpr const char* kClusterDownText = "CLUSTERDOWN The cluster is down";
 inline constexpr const char* kSlotUnservedText = "CLUSTERDOWN Hash slot not served";

@@ -1,6 +1,7 @@
 #include "redis/slots.h"
 
 #include <algorithm>
+#include <charconv>
 #include <string_view>
 #include <utility>
 
@@ -11,13 +12,7 @@
 namespace turnstile {
 namespace {
 
-std::string TextOf(RedisModuleCallReply* reply) {
-  size_t size = 0;
-  const char* text = reply == nullptr ? nullptr : RedisModule_CallReplyStringPtr(reply, &size);
-  return text == nullptr ? std::string() : std::string(text, size);
-}
-
-// What CLUSTER … answers; empty if it does not, because it was renamed.
+// The reply of CLUSTER …; empty if there is none, because the command was renamed.
 std::string AskCluster(RedisModuleCtx* ctx, const char* subcommand) {
   RedisModuleCallReply* reply = RedisModule_Call(ctx, "CLUSTER", "c", subcommand);
   std::string answer = TextOf(reply);
@@ -25,13 +20,14 @@ std::string AskCluster(RedisModuleCtx* ctx, const char* subcommand) {
   return answer;
 }
 
-// The value of a setting of the server.
-std::string Setting(RedisModuleCtx* ctx, const char* name) {
-  RedisModuleCallReply* reply = RedisModule_Call(ctx, "CONFIG", "cc", "GET", name);
-  if (reply == nullptr) return "";
-  std::string value = TextOf(RedisModule_CallReplyArrayElement(reply, 1));
-  RedisModule_FreeCallReply(reply);
-  return value;
+// The number behind a word of the reply, if there is one.
+std::optional<uint64_t> FieldOf(std::string_view info, std::string_view word) {
+  const size_t at = info.find(word);
+  if (at == std::string_view::npos) return std::nullopt;
+  uint64_t value = 0;
+  const char* begin = info.data() + at + word.size();
+  const auto parsed = std::from_chars(begin, info.data() + info.size(), value);
+  return parsed.ec == std::errc() ? std::optional(value) : std::nullopt;
 }
 
 bool ChangesSlots(std::string_view subcommand) {
@@ -42,33 +38,46 @@ bool ChangesSlots(std::string_view subcommand) {
 
 // From Valkey 8 on such a command takes effect only when replicas have agreed, or two seconds
 // later.
-constexpr int kLooksAfterAlarm = 50;
-constexpr Millis kBetweenThese{50};
+constexpr int kChecksAfterChange = 50;
+constexpr Millis kBetweenChecks{50};
 
-// A moment in the future was noted before the wall clock was set back.
-bool IsDue(std::optional<Instant> due, std::optional<Instant> last, Instant now) {
-  return due.has_value() && (*due <= now || (last.has_value() && *last > now));
+// A time in the future was recorded before the wall clock was set back.
+bool IsDue(const Due& due, std::optional<Instant> last, Instant now) {
+  return due.IsDueAt(now) || (!due.is_never() && last.has_value() && *last > now);
 }
 
 }  // namespace
 
-void Slots::SlotsMayChange() {
-  alarmed_ = true;
-  looks_ahead_ = kLooksAfterAlarm;
+void Slots::Sleep() {
+  asleep_ = true;
+  slept_ = true;
+  heard_clock_ = false;
 }
 
-// Every command is seen before it runs, and before it is known whether it may; those of scripts
-// too. Commands in MULTI are seen when they are queued, not when EXEC runs them.
-void Slots::OnCommand(std::string_view name, std::string_view subcommand) {
-  // A MIGRATE that is refused removes nothing, and the next command ends this.
+void Slots::WakeUp() {
+  asleep_ = false;
+  change_suspected_ = true;
+}
+
+void Slots::SlotsMayChange() {
+  change_suspected_ = true;
+  checks_left_ = kChecksAfterChange;
+}
+
+// Every command is seen before it runs, and before it is known whether it is allowed; commands of
+// scripts too. Commands in MULTI are seen when they are queued, not when EXEC runs them.
+bool Slots::OnCommand(std::string_view name, std::string_view subcommand) {
+  // A MIGRATE that is refused removes nothing, and the next command clears this flag.
   migrates_ = IsKeyword(name, "MIGRATE");
-  if (IsKeyword(name, "CLUSTER") && ChangesSlots(subcommand)) SlotsMayChange();
+  if (!IsKeyword(name, "CLUSTER") || !ChangesSlots(subcommand)) return false;
+  SlotsMayChange();
+  return true;
 }
 
 void Slots::BroadcastClock(RedisModuleCtx* ctx, FineInstant now) {
   wants_broadcast_ = false;
   broadcast_at_ = ToInstant(now);
-  const ClockReading reading = engine_.tokens().clock().Read(now);
+  const ClockReading reading = tokens_.clock().Read(now);
   const std::string text =
       std::to_string(reading.last.value) + ' ' + std::to_string(reading.wall.value);
   RedisModule_SendClusterMessage(ctx, /*target=*/nullptr, kClockMessage, text.data(),
@@ -79,95 +88,96 @@ void Slots::OnPeerClock(std::string_view message, FineInstant now) {
   const size_t space = std::min(message.find(' '), message.size());
   const auto last = ParseToken(message.substr(0, space));
   const auto wall = ParseToken(message.substr(std::min(space + 1, message.size())));
+  heard_clock_ = true;
   if (last.has_value() && wall.has_value()) {
-    engine_.tokens().OnPeerClock({.last = *last, .wall = *wall}, now);
+    tokens_.OnPeerClock({.last = *last, .wall = *wall}, now);
   }
 }
 
-void Slots::Follow(ClusterView& cluster, FineInstant now) {
-  alarmed_ = false;
-  looks_ahead_ = std::max(looks_ahead_ - 1, 0);
-  looked_at_ = ToInstant(now);
+void Slots::Update(ClusterView& cluster, FineInstant now) {
+  change_suspected_ = false;
+  checks_left_ = std::max(checks_left_ - 1, 0);
+  checked_at_ = ToInstant(now);
   const ClusterMap* map = cluster.Map();
+  check_cost_ = cluster.cost();
   if (map == nullptr) return;
-  // A slot whose move was given up has been open to clients on the other node too.
+  const bool same_epoch = epoch_.has_value() && cluster.epoch() == epoch_;
+  epoch_ = cluster.epoch();
+  if (std::exchange(slept_, false) && (heard_clock_ || !same_epoch)) known_ = {};
+  // A slot whose move was aborted has been open to clients on the other node too.
   const SlotSet came = (map->ours() & ~known_.ours) | (map->arriving() & ~known_.arriving) |
                        (map->ours() & known_.leaving & ~map->leaving());
   const bool changed = map->ours() != known_.ours || map->leaving() != known_.leaving ||
                        map->arriving() != known_.arriving;
-  TokenIssuer& tokens = engine_.tokens();
-  const SlotSet gone =
-      tokens.issuing() ? (known_.gone | known_.ours) & ~(map->ours() | map->arriving()) : SlotSet();
+  const SlotSet gone = tokens_.issuing()
+                           ? (known_.gone | known_.ours) & ~(map->ours() | map->arriving())
+                           : SlotSet();
   known_ = {map->ours(), map->leaving(), map->arriving(), gone};
-  if (!tokens.issuing()) return;
-  const bool started = tokens.TakeUntoldStart();  // which has set the clock ahead already
-  if (came.any() && !started) tokens.SlotsCame(now);
+  if (!tokens_.issuing()) return;
+  const bool started = tokens_.TakeUnannouncedStart();  // this has already set the clock ahead
+  if (came.any() && !started) tokens_.OnSlotsArrived(now);
   wants_broadcast_ = wants_broadcast_ || started || changed;
 }
 
 void Slots::OnMigration(RedisModuleCtx* ctx, Migration moment, FineInstant now) {
   SlotsMayChange();
-  if (moment == Migration::kImportCompleted) engine_.tokens().SlotsCame(now);
+  if (moment == Migration::kImportCompleted) tokens_.OnSlotsArrived(now);
   if (moment == Migration::kExportStarted) {
     wants_broadcast_ = true;
     ++exports_;
   } else if (moment == Migration::kExportAborted || moment == Migration::kExportCompleted) {
     --exports_;
   }
-  // Now, because the server is about to remove what is in them.
+  // Now, because the server is about to remove the keys in these slots.
   if (moment == Migration::kExportCompleted) {
     ClusterView cluster(ctx);
-    Follow(cluster, now);
+    Update(cluster, now);
   }
 }
 
-std::optional<Instant> Slots::NextLook() const {
+Due Slots::NextCheck() const {
   constexpr Millis kAtRest{1000};
   constexpr Millis kAlarmed{10};
-  if (!looked_at_.has_value()) return kMinInstant;
-  // Soon when there is an alarm, but anybody can cause one, and in a large cluster a look takes a
-  // millisecond: a tenth of our time is enough, and a hundred looks a second.
-  const Millis rest = std::max(std::chrono::ceil<Millis>(look_took_ * 9), kAlarmed);
-  if (alarmed_ || engine_.tokens().has_untold_start()) return *looked_at_ + rest;
-  return *looked_at_ + (looks_ahead_ > 0 ? kBetweenThese : kAtRest);
+  if (asleep_) return Due::Never();
+  if (!checked_at_.has_value()) return Due::AtOnce();
+  // Check soon if a change is suspected. But anybody can cause that, and in a large cluster a check
+  // takes a millisecond: a tenth of our time, and a hundred checks a second, are enough.
+  const Millis rest = std::max(std::chrono::ceil<Millis>(check_cost_ * 9), kAlarmed);
+  if (change_suspected_ || tokens_.has_unannounced_start()) return Due::At(*checked_at_ + rest);
+  return Due::At(*checked_at_ + (checks_left_ > 0 ? kBetweenChecks : kAtRest));
 }
 
-// The first message after a while goes out at once. Slots that change in quick succession make no
-// more of them: what others know of our clock goes on with time.
-std::optional<Instant> Slots::NextBroadcast() const {
-  constexpr Millis kAtMostEvery{50};
-  if (!wants_broadcast_) return std::nullopt;
-  return broadcast_at_.has_value() ? *broadcast_at_ + kAtMostEvery : kMinInstant;
+// The first message after a pause is sent at once. Slots that change in quick succession do not
+// cause more messages: what others know about our clock advances with time.
+Due Slots::NextBroadcast() const {
+  constexpr Millis kMinInterval{50};
+  if (!wants_broadcast_) return Due::Never();
+  return broadcast_at_.has_value() ? Due::At(*broadcast_at_ + kMinInterval) : Due::AtOnce();
 }
 
-std::optional<Instant> Slots::NextRefresh() const {
-  if (!in_cluster_) return std::nullopt;
-  const Instant look = *NextLook();
-  return std::min(look, NextBroadcast().value_or(look));
+Due Slots::NextRefresh() const {
+  return in_cluster_ ? Earlier(NextCheck(), NextBroadcast()) : Due::Never();
 }
 
 void Slots::CatchUp(RedisModuleCtx* ctx, Slot slot, FineInstant now) {
-  // One that is about to leave may be all ours again, shortly after an alarm.
-  const bool may_be_back = known_.leaving[slot] && looks_ahead_ > 0;
-  if (known_.ours[slot] && !may_be_back) return;
-  if (!known_.arriving[slot]) {
+  // Shortly after a suspected change, a leaving slot may be entirely ours again.
+  const bool may_be_back = known_.leaving[slot] && checks_left_ > 0;
+  if (known_.ours[slot] && !may_be_back && !slept_) return;
+  if (!known_.arriving[slot] || slept_) {
     ClusterView cluster(ctx);
-    Follow(cluster, now);
+    Update(cluster, now);
   }
-  // For one that arrives again and again: the other node goes on too.
-  if (!known_.ours[slot]) engine_.tokens().SlotsCame(now);
+  // For a slot that arrives repeatedly: the other node continues to issue too.
+  if (!known_.ours[slot]) tokens_.OnSlotsArrived(now);
 }
 
-void Slots::Refresh(RedisModuleCtx* ctx, FineInstant now) {
+bool Slots::Refresh(RedisModuleCtx* ctx, ClusterView& cluster, FineInstant now) {
   migrates_ = false;
   const Instant moment = ToInstant(now);
-  if (IsDue(NextLook(), looked_at_, moment)) {
-    ClusterView cluster(ctx);
-    Follow(cluster, now);
-    look_took_ = std::max(WallNow() - now, Micros{0});
-    engine_.EndWaits([&cluster](LockName lock) { return cluster.WhyLost(SlotOf(lock.key)); });
-  }
+  const bool check = IsDue(NextCheck(), checked_at_, moment);
+  if (check) Update(cluster, now);
   if (IsDue(NextBroadcast(), broadcast_at_, moment)) BroadcastClock(ctx, now);
+  return check;
 }
 
 bool Slots::MovesAway(std::string_view key) const {
@@ -177,25 +187,29 @@ bool Slots::MovesAway(std::string_view key) const {
 const ClusterMap* ClusterView::Map() {
   if (!looked_) {
     looked_ = true;
+    constexpr size_t kBytesPerMicro = 50;
     const std::string nodes = AskCluster(ctx_, "NODES");
+    cost_ = Micros{static_cast<int64_t>(nodes.size() / kBytesPerMicro)};
     if (!nodes.empty()) map_.emplace(nodes);
-    down_ = AskCluster(ctx_, "INFO").find("cluster_state:fail") != std::string::npos;
-    endpoint_type_ = Setting(ctx_, "cluster-preferred-endpoint-type");
+    const std::string info = AskCluster(ctx_, "INFO");
+    down_ = info.find("cluster_state:fail") != std::string::npos;
+    epoch_ = FieldOf(info, "cluster_current_epoch:");
+    endpoint_type_ = SettingOf(ctx_, "cluster-preferred-endpoint-type");
   }
   return map_.has_value() ? &*map_ : nullptr;
 }
 
-std::optional<std::string> ClusterView::WhyLost(Slot slot) {
+std::optional<std::string> ClusterView::RefusalFor(Slot slot) {
   const ClusterMap* map = Map();
   if (down_) return kClusterDownText;
   if (map == nullptr) return std::nullopt;
-  switch (map->StandingOf(slot)) {
-    case Standing::kOurs:
-    case Standing::kArriving:
+  switch (map->StateOf(slot)) {
+    case SlotState::kOurs:
+    case SlotState::kArriving:
       return std::nullopt;
-    case Standing::kUnserved:
+    case SlotState::kUnserved:
       return kSlotUnservedText;
-    case Standing::kElsewhere:
+    case SlotState::kElsewhere:
       break;
   }
   return MovedText(slot, *map->ServerOf(slot), endpoint_type_);

@@ -1,7 +1,7 @@
-"""What one client with the right to lock can make the server do: one row for each scenario.
+"""The work that one client with permission to lock can cause: one row for each scenario.
 
-A row's function gets a server and n, builds up the state, and yields what the action cost, once or
-as often as the state allows to repeat it.
+The function of a row takes a server and n, creates the state, and yields the cost of the action,
+once or as often as the state allows repetitions.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import typing
 
 from server import Cost, Server, TooSlow
 
-LINES = 65  # of a request with the most keys: one and 64 by ALSO
+LINES = 65  # queues of a request with the maximum number of keys: one and 64 by ALSO
 LEASE = ("PX", 3_600_000)
 WAIT = ("WAIT", 600_000)
 SOME_CALLS = 20
@@ -23,14 +23,14 @@ class Row:
     run: typing.Callable
     small: tuple  # n, 2n and 4n in CI
     full: tuple
-    goal_ms: float | None = None  # for one call, at every n up to `goal_at`
+    goal_ms: float | None = None  # per call, at every n up to `goal_at`
     goal_at: int = 0
-    growth: float = 2.6  # from one n to the next, at most
-    floor_ms: float = 0.3  # what is below counts as this: it is noise
+    growth: float = 2.6  # maximum from one n to the next
+    floor_ms: float = 0.3  # smaller values count as this, because they are noise
     stall_goal_ms: float | None = None
-    memory_goal_mb: float | None = None  # beyond what the server needs without the module
-    instructions: bool = False  # counted rather than timed, where valgrind is installed
-    connections: int = 0  # for each of n
+    memory_goal_mb: float | None = None  # in addition to what the server needs without the module
+    instructions: bool = False  # counted instead of timed, if valgrind is installed
+    connections: int = 0  # per unit of n
 
 
 def also(keys):
@@ -51,16 +51,16 @@ def allow_holders(server, n):
 
 
 def hold(server, key, n, *mode):
-    """n holders of one lock."""
+    """Creates n holders of one lock."""
     allow_holders(server, n)
     server.do_all(("LOCK.ACQUIRE", key, f"holder{i}", *LEASE, *mode) for i in range(n))
 
 
 def wait(server, n, keys, *mode, wait_ms=600_000):
-    """n connections that wait for `a` and, each, for keys(i)."""
+    """Creates n connections that each wait for `a` and for keys(i)."""
     server.ask("LOCK.ACQUIRE", "a", "owner", *LEASE)
     waiters = [server.connect() for _ in range(n)]
-    with server.frozen():  # they come in one moment, and so end in one moment
+    with server.frozen():  # they arrive at the same time, and so end at the same time
         for i, waiter in enumerate(waiters):
             waiter.send("LOCK.ACQUIRE", "a", f"waiter{i}", *LEASE, *mode, "WAIT", wait_ms,
                         *also(keys(i)))
@@ -70,7 +70,7 @@ def wait(server, n, keys, *mode, wait_ms=600_000):
 
 
 def a_while_s(server, n):
-    """Enough for n requests to arrive."""
+    """Enough time for n requests to arrive."""
     return (0.2 + n / 5000) * server.patience
 
 
@@ -80,7 +80,7 @@ def holding(server, key):
 
 
 def let_pass_while_frozen(seconds):
-    """A server that is stopped cannot be asked whether a lease is over: only its clock goes on."""
+    """A stopped server cannot be asked whether a lease has ended, but its clock advances."""
     time.sleep(seconds)
 
 
@@ -106,7 +106,7 @@ def touch_after_others_ended(server: Server, n):
     server.do_all(("LOCK.ACQUIRE", "a", f"short{i}", "PX", int(lease_s * 1000), "SHARED")
                   for i in range(n))
     must_be_before(end)
-    # By the clock only "owner" holds it, but nothing has removed the others.
+    # By the clock only "owner" holds it, but the others have not been removed.
     server.wait_for(lambda: holding(server, "a") == 1)
     with server.measure() as cost:
         assert server.ask("LOCK.TOUCH", "a", "owner", *LEASE) == 1
@@ -127,7 +127,7 @@ def deadlock_search(server: Server, n):
     waiters = []
     for i in range(n):
         waiters.append(server.connect())
-        # Each has what somebody could wait for.
+        # Each holds a lock that somebody could wait for.
         waiters[-1].send("LOCK.ACQUIRE", f"of{i}", f"waiter{i}", *LEASE)
         waiters[-1].send("LOCK.ACQUIRE", "a", f"waiter{i}", *LEASE, *WAIT)
     server.wait_until_waiting(n)
@@ -168,7 +168,7 @@ def touch_below_limit(server: Server, n):
     calls = 2000
     while True:
         with server.measure(calls) as cost:
-            # All of them, and not in the order in which they came.
+            # All of them, in an order other than that of arrival.
             server.do_all(("LOCK.TOUCH", "a", f"holder{i * 7919 % n}", *LEASE)
                            for i in range(calls))
         yield cost
@@ -184,7 +184,7 @@ def session_closes(server: Server, n):
 
 def time_out_together(server: Server, n):
     wait_s = a_while_s(server, n)
-    end = time.monotonic() + wait_s  # of the first, or later
+    end = time.monotonic() + wait_s  # of the first wait, or later
     waiters = wait(server, n, same_keys, "SHARED", wait_ms=int(wait_s * 1000))
     with server.measure_stalls(lambda: server.waiting() == 0) as cost:
         with server.frozen():
@@ -228,7 +228,7 @@ def more_join(server: Server, n, keys=same_keys, mode=("SHARED",)):
     for _ in range(5):
         newcomers = [(f"late{len(waiters) + i}", server.connect()) for i in range(10)]
         for owner, newcomer in newcomers:
-            # Somebody could wait for each.
+            # Somebody could wait for each of them.
             newcomer.ask("LOCK.ACQUIRE", f"of:{owner}", owner, *LEASE)
         with server.measure(len(newcomers)) as cost:
             for owner, newcomer in newcomers:
@@ -286,7 +286,7 @@ def many_expires_while_one_waits(server: Server, n):
 
 
 def others_can_wait(server: Server, n):
-    """n waiters are one user's share of 2n."""
+    """One user may have n of 2n waiters."""
     if not server.has_setting("turnstile.max-waiters-per-user"):
         yield Cost(wrong="no turnstile.max-waiters-per-user")
         return
@@ -313,7 +313,7 @@ def others_can_wait(server: Server, n):
 ROWS = [
     Row("1", "one of n that wait in 65 lines closes", one_leaves,
         (100, 200, 400), (400, 800, 1600), goal_ms=50, goal_at=400, connections=1),
-    # One less than the most holders that there can be.
+    # One less than the maximum number of holders.
     Row("2", "n shared holds have ended: one TOUCH", touch_after_others_ended,
         (2499, 4999, 9999), (24_999, 49_999, 99_999), goal_ms=20, goal_at=99_999),
     Row("3", "n shared holders: an exclusive WAIT 1", exclusive_behind_readers,

@@ -1,7 +1,7 @@
-"""Servers of the abuse benchmark, connections to them, and what they spend.
+"""Servers of the abuse benchmark, connections to them, and their CPU time.
 
-RESP is spoken by hand over a Unix socket: thousands of connections that only wait need no client
-library, and no ports.
+The connections implement RESP themselves over a Unix socket: thousands of connections that only
+wait need neither a client library nor ports.
 """
 
 import contextlib
@@ -18,21 +18,21 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODULE = pathlib.Path(os.environ.get("TURNSTILE_MODULE", ROOT / "build" / "turnstile.so"))
-QUIET_S = 0.004  # a server that did nothing for so long has nothing left to do
+QUIET_S = 0.004  # a server that was idle for so long has nothing left to do
 QUIET_PINGS = 20
 BUSY_NS = 100_000  # more than a PING takes
 
 
 class TooLong(Exception):
-    """The time limit of a measurement is over."""
+    """A measurement exceeded its time limit."""
 
 
 class TooSlow(Exception):
-    """The state was over before it could be measured: the machine needs more patience."""
+    """The state ended before it could be measured: the machine needs more patience."""
 
 
 class ReplyError(Exception):
-    """The server answered with an error."""
+    """The server replied with an error."""
 
 
 def encode(command):
@@ -54,11 +54,11 @@ class Connection:
             self.ask("AUTH", user, "any")
 
     def send(self, *command):
-        """Sends a command; its reply is to be read later, or never."""
+        """Sends a command; its reply is read later, or never."""
         self.send_all([command])
 
     def send_all(self, commands):
-        # The server never stops reading for the sake of a client that does not read yet.
+        # The server keeps reading from a client that does not read its replies yet.
         with self.in_time():
             self.socket.sendall(b"".join(map(encode, commands)))
 
@@ -67,7 +67,7 @@ class Connection:
         return self.read()
 
     def do_all(self, commands):
-        """Pipelines of commands whose replies are of no interest, unless they are errors."""
+        """Pipelines commands and ignores their replies, except errors."""
         commands = list(commands)
         for start in range(0, len(commands), 1000):
             self.send_all(commands[start:start + 1000])
@@ -100,7 +100,7 @@ class Connection:
         return line[:-2]
 
     def raw_replies(self):
-        """To all that was sent: for replies that take longer to parse than to write."""
+        """All outstanding replies as bytes, for those that are slow to parse."""
         end = b"end of replies"
         self.send("PING", end)
         end = b"$%d\r\n%b\r\n" % (len(end), end)
@@ -128,23 +128,23 @@ class Connection:
 
 @dataclasses.dataclass
 class Cost:
-    """Of one measured action."""
+    """The cost of one measured action."""
 
     spent: float = 0  # nanoseconds of CPU, or instructions
-    stall: float = 0  # the most nanoseconds of CPU between two replies to another client
+    stall: float = 0  # maximum nanoseconds of CPU between two replies to another client
     calls: int = 1  # how many commands the action consists of
-    memory: int = 0  # bytes that the server needed more than before, at most
-    wrong: str = ""  # what the server should have done otherwise
+    memory: int = 0  # maximum bytes that the server needed in addition
+    wrong: str = ""  # what the server did wrong
 
 
 class Server:
-    """A server with the module, in a folder of its own. Use it with `with`."""
+    """A server with the module, in its own folder. A context manager."""
 
-    MARK = "timeCommand"  # of the command TIME, where callgrind writes down its counts
+    MARK = "timeCommand"  # of the command TIME, at which callgrind dumps its counts
 
     def __init__(self, limit_s, *options, module=True, instructions=False, patience=1):
-        """Everything that takes longer than `limit_s` in sum raises TooLong. `patience`: the longer
-        the machine takes, the longer have leases to be that are to last until all are there."""
+        """Raises TooLong when everything together takes longer than `limit_s`. `patience` extends
+        leases that must last until the state is complete, for slow machines."""
         self.deadline = time.monotonic() + limit_s
         self.options = options
         self.patience = patience
@@ -158,7 +158,7 @@ class Server:
                         f"--callgrind-out-file={self.folder}/counts"]
         command += [os.environ.get("REDIS_SERVER", "redis-server"), "--port", "0", "--save", ""]
         command += ["--unixsocket", str(self.folder / "socket"), "--dir", str(self.folder)]
-        # Few ticks of the server's cron: they are no part of what is measured.
+        # A low cron frequency, because cron is not part of what is measured.
         command += ["--hz", "1", "--dynamic-hz", "no", "--tcp-backlog", "8192"]
         command += ["--loadmodule", str(MODULE)] if module else []
         with open(self.folder / "log", "w") as log:
@@ -190,7 +190,7 @@ class Server:
             return self.ask("PING")
 
     def without_module(self):
-        """Another server, to compare with."""
+        """Another server, for comparison."""
         return Server(self.time_left(), *self.options, module=False,
                       instructions=self.instructions)
 
@@ -230,7 +230,7 @@ class Server:
 
     @contextlib.contextmanager
     def frozen(self):
-        """What happens inside, happens in one moment for the server."""
+        """Stops the server, so that it sees everything sent in this context at the same time."""
         self.process.send_signal(signal.SIGSTOP)
         try:
             self.wait_for(lambda: self.state() == "T")
@@ -248,7 +248,7 @@ class Server:
                        for used in re.findall(rb"used_cpu_\w+_main_thread:(\S+)", info))
 
     def spent(self):
-        """CPU time or instructions so far."""
+        """CPU time or instructions used so far."""
         if not self.instructions:
             return self.cpu_ns()
         self.ask("TIME")
@@ -264,18 +264,18 @@ class Server:
         return (self.task / "stat").read_text().rpartition(")")[2].split()[0]
 
     def settle(self):
-        """Waits until the server has nothing to do."""
+        """Waits until the server is idle."""
         cpu, since = self.cpu_ns(), time.monotonic()
         while time.monotonic() - since < QUIET_S:
             self.time_left()
             time.sleep(QUIET_S / 4)
-            # One that wants to run and does not get to is not idle.
+            # A process that is runnable but not scheduled is not idle.
             if (now := self.cpu_ns()) != cpu or self.state() != "S":
                 cpu, since = now, time.monotonic()
 
     @contextlib.contextmanager
     def measure(self, calls=1):
-        """What happens inside, and all that the server does because of it."""
+        """Measures what happens in this context, and everything the server does because of it."""
         cost = Cost(calls=calls)
         self.settle()
         memory, before = self.peak_memory(), self.spent()
@@ -286,9 +286,9 @@ class Server:
 
     @contextlib.contextmanager
     def measure_stalls(self, done):
-        """Like measure(), with another client that asks all the time until done() and the server is
-        quiet. The stall is the server's CPU time between two replies: time on the clock would
-        show how busy the machine is."""
+        """Like measure(), with another client that sends PING until done() holds and the server is
+        idle. The stall is the server's CPU time between two replies: wall time would depend on
+        how busy the machine is."""
         with self.measure() as cost:
             last = self.cpu_ns()
             yield cost

@@ -8,7 +8,7 @@ import { Cluster } from 'ioredis';
 import { connectToRegister } from '../support/register.mjs';
 
 const PATIENCE_MS = 10_000;
-// Errors of the server that no client in a cluster has to expect. All others pass.
+// Server errors that no cluster client has to expect. All others are temporary.
 const SURPRISES =
   /^(ERR|WRONGTYPE|DEADLOCK|WAITLIMIT|NOPERM|CROSSSLOT|OOM|MISCONF|EXECABORT|BUSY)\b/;
 
@@ -18,7 +18,7 @@ class Fenced extends Error {}
 /** How often a command may have been sent twice. */
 let disturbances = 0;
 
-/** Notices when the library loses a connection and sends a command again by itself. */
+/** Detects that the library lost a connection and may have repeated a command by itself. */
 class NoticingCluster extends Cluster {
   handleError(error, ttl, handlers) {
     if (!/^(MOVED|ASK|TRYAGAIN) /.test(error.message)) disturbances++;
@@ -30,7 +30,7 @@ const clients = {
   async 'node-redis'(ports) {
     const rootNodes = ports.map((port) => ({ url: `redis://127.0.0.1:${port}` }));
     const cluster = createCluster({ rootNodes });
-    cluster.on('error', () => {}); // the calls tell
+    cluster.on('error', () => {}); // reported by the calls
     await cluster.connect();
     return {
       call: (command) => cluster.sendCommand(command[1], false, command),
@@ -54,7 +54,7 @@ const [kind, registerPort, ...ports] = process.argv.slice(2);
 const client = await clients[kind](ports.map(Number));
 const { tell, end: hangUp } = await connectToRegister(registerPort, kind);
 
-/** The reply, or nothing certain. */
+/** The reply, or nothing if the outcome is unknown. */
 async function tryOnce(command) {
   try {
     return { reply: await client.call(command.map(String)), certain: true };
@@ -65,7 +65,7 @@ async function tryOnce(command) {
       throw new GaveUp();
     }
     disturbances++;
-    await tell('disturbed'); // answered when the cluster has changed
+    await tell('disturbed'); // the register replies when the cluster has changed
     return { certain: false };
   }
 }
@@ -79,7 +79,7 @@ async function call(...command) {
   throw new GaveUp();
 }
 
-/** The token and until when it is good; [0, 0] if it was not to be had. */
+/** The token and the end of its validity; [0, 0] if the lock was not acquired. */
 async function acquire(keys, owner, leaseMs, waitMs) {
   const deadline = performance.now() + waitMs;
   for (;;) {
@@ -92,7 +92,7 @@ async function acquire(keys, owner, leaseMs, waitMs) {
   }
 }
 
-/** What the guarded write has replaced. */
+/** The value that the guarded write replaced. */
 async function write(key, token, value) {
   try {
     return await call('LOCK.FENCE', key, token, 'THEN', 'SET', value, token, 'GET');
@@ -131,7 +131,7 @@ async function touchOrAskAgain(keys, owner, leaseMs, plan) {
   }
 }
 
-/** Returns when the lease is over: stands in line as somebody else. */
+/** Returns when the lease has ended: waits for the lock as another owner. */
 async function outstay(keys, leaseMs) {
   const heir = randomUUID();
   try {
@@ -167,7 +167,7 @@ async function take(keys, value, leaseMs, waitMs, plan, work) {
     await tell('wrote-late', await write(keys[0], token, value));
     return;
   }
-  await tell('work', work); // answered when others have done so much
+  await tell('work', work); // the register replies when others have done that much
   await touchOrAskAgain(keys, owner, leaseMs, plan);
   if (plan !== 'no-write') await tell('wrote', await write(keys[0], token, value));
   await tell('leave');
@@ -182,5 +182,5 @@ for (;;) {
   await take(keys.split(','), value, Number(leaseMs), Number(waitMs), plan, work);
 }
 client.close();
-// A client may still be busy with connections to nodes that have changed their roles.
+// A client may still keep connections to nodes whose roles have changed.
 hangUp(() => process.exit());

@@ -2,8 +2,8 @@
 
 worker.py KIND REGISTER_PORT NODE_PORT... : does what the register says until it says stop.
 
-The register is told of all that a holder sees, with the moment until which the hold is sure to be
-valid: counted from before the question, on the monotonic clock, which is the register's too.
+The worker reports everything that a holder sees to the register, with the time until which the hold
+is certainly valid: counted from before the request, on the monotonic clock, which both share.
 """
 
 import logging
@@ -16,12 +16,12 @@ import redis
 from redis.cluster import ClusterNode, RedisCluster
 
 PATIENCE_S = 10
-# What a client in a cluster has to expect, beyond what the library deals with.
+# Errors that a cluster client has to expect, in addition to those that the library handles.
 PASSING = ("TRYAGAIN", "MOVED", "ASK", "CLUSTERDOWN", "UNBLOCKED", "READONLY", "LOADING")
 
 
 class Disturbances(logging.Handler):
-    """Notices when the library loses a connection and sends a command again by itself."""
+    """Detects that the library lost a connection and may have repeated a command by itself."""
 
     seen = 0
 
@@ -51,7 +51,7 @@ def is_passing(error):
             redis.exceptions.ReadOnlyError,
         )
         return isinstance(error, passing) or str(error).startswith(PASSING)
-    return True  # connections, and the cluster as the library sees it
+    return True  # lost connections, and the library's own cluster errors
 
 
 class Client:
@@ -69,7 +69,7 @@ class Client:
         self.cluster = RedisCluster(startup_nodes=nodes, socket_timeout=PATIENCE_S + 2)
 
     def try_once(self, *command):
-        """The reply, or nothing certain: None, False."""
+        """The reply and True, or None and False if the outcome is unknown."""
         try:
             return self.cluster.execute_command(*command), True
         except redis.RedisError as error:
@@ -79,12 +79,12 @@ class Client:
                 self.tell("surprise", *command[:1], *str(error).split())
                 raise GaveUp from error
         except IndexError:
-            # redis-py 4.3 takes a primary for a replica when it is sent to the node that it knows
-            # already, or after failovers; with no primary left it is of no use any more.
+            # redis-py 4.3 mistakes a primary for a replica when it is redirected to a node that it
+            # already knows, or after failovers; without a primary it is unusable.
             self.cluster.close()
             self.connect()
         self.disturbances.seen += 1
-        self.tell("disturbed")  # answered when the cluster has changed
+        self.tell("disturbed")  # the register replies when the cluster has changed
         return None, False
 
     def call(self, *command):
@@ -96,7 +96,7 @@ class Client:
         raise GaveUp
 
     def acquire(self, keys, owner, lease_ms, wait_ms):
-        """The token and until when it is good; (0, 0) if it was not to be had."""
+        """The token and the end of its validity; (0, 0) if the lock was not acquired."""
         deadline = time.monotonic() + wait_ms / 1000
         while True:
             left_ms = max(0, int((deadline - time.monotonic()) * 1000))
@@ -109,7 +109,7 @@ class Client:
                 raise GaveUp
 
     def write(self, key, token, value):
-        """What the guarded write has replaced."""
+        """The value that the guarded write replaced."""
         try:
             return int(self.call("LOCK.FENCE", key, token, "THEN", "SET", value, token, "GET"))
         except Fenced:
@@ -160,7 +160,7 @@ class Worker:
             self.outstay(keys, lease_ms)
             self.tell("wrote-late", client.write(keys[0], token, value))
             return
-        self.tell("work", work)  # answered when others have done so much
+        self.tell("work", work)  # the register replies when others have done that much
         try:
             if plan == "touch":
                 end = now_us() + lease_ms * 1000
@@ -177,7 +177,7 @@ class Worker:
             self.tell("wrote-late", client.write(keys[0], token, value))
 
     def outstay(self, keys, lease_ms):
-        """Returns when the lease is over: stands in line as somebody else."""
+        """Returns when the lease has ended: waits for the lock as another owner."""
         heir = uuid.uuid4().hex
         try:
             self.client.acquire(keys, heir, lease_ms, PATIENCE_S * 500)

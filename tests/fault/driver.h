@@ -27,7 +27,7 @@
 #include <thread>
 #include <vector>
 
-#include "fault/checker.h"
+#include "fault/checker/checker.h"
 #include "fault/history.h"
 
 namespace turnstile::fault {

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "fault/checker.h"
+#include "fault/checker/checker.h"
 #include "fault/history.h"
 #include "fault/process_client.h"
 #include "fault/round.h"

@@ -163,11 +163,12 @@ void CheckOrders(const Lock& lock) {
     Require(IsWellFormed(hold), "what decodes is well-formed");
     Require(lock.Find(hold.owner) == hold, "every owner is found");
     Require(lock.HasLive(hold.token, hold.end), "every token is found");
-    Require(hold.closes() <= lock.closes(), "the lock closes last");
+    Require(hold.blocks_until() <= lock.blocks_until(), "the lock closes last");
     if (i == 0) continue;
     Require(lock.at(Order::kByToken, i - 1).token <= lock.at(Order::kByToken, i).token,
             "tokens are in order");
-    Require(lock.at(Order::kByClosing, i - 1).closes() <= lock.at(Order::kByClosing, i).closes(),
+    Require(lock.at(Order::kByBlocksUntil, i - 1).blocks_until() <=
+                lock.at(Order::kByBlocksUntil, i).blocks_until(),
             "closings are in order");
   }
 }
@@ -182,22 +183,22 @@ void CheckLock(const Lock& lock) {
 
   LockPtr backwards;
   for (size_t i = lock.size(); i > 0; --i) {
-    const Hold hold = lock.at(Order::kByClosing, i - 1);
+    const Hold hold = lock.at(Order::kByBlocksUntil, i - 1);
     Hold before = hold;
     before.count = hold.count == 1 ? 2 : 1;
-    Store(backwards, Held{lock.mode(), before});
-    Store(backwards, Held{lock.mode(), hold});
+    Store(backwards, HoldSet{lock.mode(), before});
+    Store(backwards, HoldSet{lock.mode(), hold});
   }
   Require(Encode(*backwards) == bytes, "the way to a lock does not matter");
   const LockPtr half(DecodeInBothWays(bytes, kCurrentEncoding));
-  const Instant middle = lock.at(Order::kByClosing, lock.size() / 2).closes();
-  Lock* const left = Apply(half.get(), Expired{middle});
-  Require(left == half.get() && left->size() == lock.KeepingOut(middle),
+  const Instant middle = lock.at(Order::kByBlocksUntil, lock.size() / 2).blocks_until();
+  Lock* const left = Apply(half.get(), HoldsExpired{middle});
+  Require(left == half.get() && left->size() == lock.CountBlocking(middle),
           "what closed before a moment is removed");
   CheckOrders(*left);
   while (backwards != nullptr) {
     const size_t size = backwards->size();
-    Store(backwards, Ended{backwards->at(Order::kByToken, size / 2).owner});
+    Store(backwards, HoldEnded{backwards->at(Order::kByToken, size / 2).owner});
     Require(backwards == nullptr ? size == 1 : backwards->size() == size - 1, "one goes at a time");
     if (backwards != nullptr) CheckOrders(*backwards);
     if (size > 20) return;  // long enough

@@ -228,7 +228,7 @@ struct Spelling {
     words.emplace_back(word);
   }
 
-  void AddDetails(const Held& held) {
+  void AddDetails(const HoldSet& held) {
     if (held.mode != Mode::kExclusive) AddKeyword(WordFor(held.mode));
     if (held.hold.count != 1) {
       AddKeyword(kCountWord);
@@ -261,17 +261,17 @@ void CheckFact(const Words& words) {
   if (const auto* floor = std::get_if<FloorFact>(fact)) {
     Require(floor->token >= kMinToken && floor->token <= kMaxToken, "a floor is in range");
     spelled = {{"FLOOR", std::to_string(floor->token.value)}, {0}};
-  } else if (const auto* ended = std::get_if<EndedFact>(fact)) {
+  } else if (const auto* ended = std::get_if<HoldEndedFact>(fact)) {
     const std::string owner(ended->ended.owner.bytes);
     Require(!owner.empty() && owner.size() <= kMaxOwnerBytes, "an owner has its size");
     spelled = {{"ENDED", std::string(ended->key), owner}, {0}};
     if (const auto how = WordFor(ended->ended.how); !how.empty()) spelled.AddKeyword(how);
-  } else if (const auto* expired = std::get_if<ExpiredFact>(fact)) {
+  } else if (const auto* expired = std::get_if<HoldsExpiredFact>(fact)) {
     const Instant before = expired->expired.before;
     Require(before >= kMinInstant && before <= kMaxInstant, "a moment is in range");
     spelled = {{"EXPIRED", std::string(expired->key), Digits(before)}, {0}};
   } else {
-    const auto& session = std::get<SessionFact>(*fact);
+    const auto& session = std::get<SessionsEndedFact>(*fact);
     Require(session.at >= kMinInstant && session.at <= kMaxInstant, "a moment is in range");
     spelled = {{"SESSION", std::string(session.key), Digits(session.at)}, {0}};
     Require(!session.owners.empty(), "a session had an owner");
@@ -285,13 +285,13 @@ void CheckFact(const Words& words) {
 }
 
 void CheckHeld(const Words& words) {
-  const auto parsed = ParseHeldFact(words);
-  const HeldFact* fact = Accepted(parsed);
+  const auto parsed = ParseHoldSetFact(words);
+  const HoldSetFact* fact = Accepted(parsed);
   if (fact == nullptr) return;
   const Hold& hold = fact->held.hold;
   Require(IsWellFormed(hold), "a held fact is well-formed");
   Spelling spelled{{std::string(fact->key), std::string(hold.owner.bytes),
-                    std::string(HeldNumbers(hold).text())},
+                    std::string(HoldNumbers(hold).text())},
                    {}};
   spelled.AddDetails(fact->held);
   spelled.Compare(words);

@@ -1,4 +1,4 @@
-// Who may call what, and what is left when memory is full.
+// Access rights, and what still works when memory is full.
 
 #include <gtest/gtest.h>
 
@@ -21,13 +21,13 @@ class AccessTest : public SharedServerTest<AccessTest> {
  protected:
   Reply Do(const Command& command) { return client_.Do(command); }
 
-  // A connection of a new user who has just these rights.
+  // A connection of a new user that has exactly these rights.
   Client ConnectAs(const std::string& user, const Command& rights) {
     return server().ConnectAs(user, rights);
   }
 };
 
-// Every command of a client, as alice would call it.
+// Every command that clients may use, as alice would call it.
 Commands CommandsOn(const std::string& key) {
   return {{"LOCK.ACQUIRE", key, "alice", "PX", "60000"},
           {"LOCK.TOUCH", key, "alice", "EX", "60"},
@@ -39,7 +39,7 @@ Commands CommandsOn(const std::string& key) {
 
 // --- ACL --------------------------------------------------------------------------------------
 
-TEST_F(AccessTest, OnlyTheKeysThatTheUserMayTouch) {
+TEST_F(AccessTest, CommandsRequirePermissionForKey) {
   Client worker = ConnectAs("worker", {"~lock:*", "+lock.acquire", "+lock.release", "+lock.touch",
                                        "+lock.fence", "+lock.info", "+lock.help"});
   for (const Command& command : CommandsOn("lock:1")) {
@@ -54,7 +54,7 @@ TEST_F(AccessTest, OnlyTheKeysThatTheUserMayTouch) {
   EXPECT_EQ(Do({"DBSIZE"}), Reply::Int(0));
 }
 
-TEST_F(AccessTest, OnlyTheCommandsThatTheUserMayCall) {
+TEST_F(AccessTest, CommandsRequirePermissionForCommand) {
   Client worker = ConnectAs("worker", {"~lock:*", "+lock.acquire", "+lock.release"});
   EXPECT_TRUE(worker.Do("LOCK.ACQUIRE", "lock:1", "alice", "PX", kMinute).IsInteger());
   for (const Command& command : Commands{{"LOCK.TOUCH", "lock:1", "alice", "PX", "1"},
@@ -70,7 +70,7 @@ TEST_F(AccessTest, OnlyTheCommandsThatTheUserMayCall) {
   EXPECT_EQ(worker.Do("LOCK.RELEASE", "lock:1", "alice"), Reply::Int(1));
 }
 
-TEST_F(AccessTest, ReadPermissionIsEnoughToLook) {
+TEST_F(AccessTest, ReadPermissionSufficesForReadOnlyCommands) {
   Client reader = ConnectAs("reader", {"%R~lock:*", "+@all"});
   const int64_t token = MustAcquire(client_, "lock:1", "alice");
   EXPECT_EQ(reader.Do("LOCK.FENCE", "lock:1"), Reply::Int(token));
@@ -89,7 +89,7 @@ TEST_F(AccessTest, ReadPermissionIsEnoughToLook) {
   EXPECT_EQ(client_.Do("LOCK.FENCE", "lock:1", token), Reply::Int(1));
 }
 
-TEST_F(AccessTest, WritePermissionIsNotEnoughToLook) {
+TEST_F(AccessTest, WritePermissionDoesNotAllowReading) {
   Client writer = ConnectAs("writer", {"%W~lock:*", "+@all"});
   EXPECT_TRUE(writer.Do("LOCK.ACQUIRE", "lock:1", "alice", "PX", kMinute).IsInteger());
   EXPECT_EQ(writer.Do("LOCK.TOUCH", "lock:1", "alice", "PX", kMinute), Reply::Int(1));
@@ -99,7 +99,7 @@ TEST_F(AccessTest, WritePermissionIsNotEnoughToLook) {
   EXPECT_EQ(writer.Do("LOCK.RELEASE", "lock:1", "alice"), Reply::Int(1));
 }
 
-TEST_F(AccessTest, RightsHoldInScriptsToo) {
+TEST_F(AccessTest, PermissionsApplyInScripts) {
   Client worker = ConnectAs("worker", {"~lock:*", "+eval", "+lock.acquire"});
   const auto eval = [&worker](const std::string& call, const std::string& key) {
     return worker.Do("EVAL", "return redis.call(" + call + ")", 1, key);
@@ -110,8 +110,8 @@ TEST_F(AccessTest, RightsHoldInScriptsToo) {
   EXPECT_EQ(Do({"EXISTS", "lock:1", "other"}), Reply::Int(1));
 }
 
-// Plain locks are changed by the server's commands, which the caller need not be allowed to use.
-TEST_F(AccessTest, PlainLocksNeedNoMoreRights) {
+// The module changes plain locks with commands of the server, for which the caller needs no rights.
+TEST_F(AccessTest, PlainLocksNeedNoExtraPermissions) {
   Client worker = ConnectAs("worker", {"~lock:*", "+lock.acquire", "+lock.release", "+lock.touch"});
   Do({"SET", "lock:1", "alice"});
   EXPECT_EQ(worker.Do("LOCK.TOUCH", "lock:1", "alice", "PX", kMinute), Reply::Int(1));
@@ -120,8 +120,8 @@ TEST_F(AccessTest, PlainLocksNeedNoMoreRights) {
   EXPECT_TRUE(worker.Do("LOCK.ACQUIRE", "lock:1", "alice", "PX", kMinute).IsInteger());
 }
 
-// The right to ask who holds a lock is none to read strings.
-TEST_F(AccessTest, AStringIsShownToThoseWhoMayGetIt) {
+// Permission to inspect a lock does not include permission to read strings.
+TEST_F(AccessTest, InfoShowsStringValueOnlyToUsersAllowedToGetIt) {
   Do({"SET", "lock:1", "its-value"});
   const auto owner = [](Client& client) {
     return HolderField(client.Do("LOCK.INFO", "lock:1"), "owner");
@@ -135,7 +135,7 @@ TEST_F(AccessTest, AStringIsShownToThoseWhoMayGetIt) {
     EXPECT_EQ(may_not.Do("LOCK.INFO", "lock:1").Field("mode"), Reply::Str("plain"));
     EXPECT_EQ(owner(may_not), Reply::Nil()) << rights.back();
   }
-  // In scripts the rights are the caller's too.
+  // Scripts run with the caller's rights.
   Client script = ConnectAs("script", {"~lock:*", "+lock.info", "+eval"});
   EXPECT_EQ(script.Do("EVAL", "return redis.call('LOCK.INFO', KEYS[1])", 1, "lock:1")
                 .ToString()
@@ -143,8 +143,8 @@ TEST_F(AccessTest, AStringIsShownToThoseWhoMayGetIt) {
             std::string::npos);
 }
 
-// A user that is turned off cannot log in; what is connected goes on, as everywhere in the server.
-TEST_F(AccessTest, AUserThatIsTurnedOffStillGetsWhatItWaitsFor) {
+// A disabled user cannot log in; existing connections go on, as for every command of the server.
+TEST_F(AccessTest, DisabledUserIsStillGrantedItsWait) {
   const auto log_in = [](Waiter& waiter) {
     EXPECT_EQ(waiter.Do("AUTH", "worker", "secret"), Reply::Ok());
   };
@@ -164,11 +164,11 @@ TEST_F(AccessTest, AUserThatIsTurnedOffStillGetsWhatItWaitsFor) {
 
 // --- The rule sets of docs/operations.md -------------------------------------------------------
 
-// The server's users as the document makes them, each with a connection; and the table of what they
-// may. Each row has a command or two that show it.
-class RuleSetTest : public AccessTest {
+// The users created as the document says, each with a connection, and the table of their rights.
+// Each row has one or two commands that show it.
+class AclRuleSetTest : public AccessTest {
  protected:
-  RuleSetTest() {
+  AclRuleSetTest() {
     for (const std::string& line : ReadSource("docs/operations.md")) {
       const std::vector<std::string> words = Split(line, ' ');
       const auto acl = std::find(words.begin(), words.end(), "ACL");
@@ -186,7 +186,7 @@ class RuleSetTest : public AccessTest {
   std::vector<Client> users_;
 };
 
-TEST_F(RuleSetTest, EachMayWhatTheTableSaysAndNothingElse) {
+TEST_F(AclRuleSetTest, EachUserHasExactlyDocumentedPermissions) {
   const std::map<std::string, Commands> shown = {
       {"take, renew and give up locks under `lock:",
        {{"LOCK.ACQUIRE", "lock:1", "me", "PX", "60000"},
@@ -222,7 +222,7 @@ TEST_F(RuleSetTest, EachMayWhatTheTableSaysAndNothingElse) {
     for (size_t user = 0; user < names_.size(); user++) {
       for (Command command : shown.at(row[0])) {
         std::replace(command.begin(), command.end(), std::string("TOKEN"), std::to_string(token));
-        // A connection of its own, because SUBSCRIBE changes it.
+        // A connection of its own, because SUBSCRIBE changes its state.
         Client client = server().Connect();
         client.Do("AUTH", names_[user], "change-me");
         const Reply reply = client.Do(command);
@@ -236,8 +236,8 @@ TEST_F(RuleSetTest, EachMayWhatTheTableSaysAndNothingElse) {
   }
 }
 
-// None of them may use what gives away everybody's owners, or rights over the server.
-TEST_F(RuleSetTest, WhatNoneOfThemMay) {
+// No user may run commands that reveal the owners of others, or that administer the server.
+TEST_F(AclRuleSetTest, NoUserMayRunPrivilegedCommands) {
   for (const Command& command : Commands{{"MONITOR"},
                                          {"CONFIG", "SET", "dir", "/"},
                                          {"CONFIG", "GET", "requirepass"},
@@ -257,9 +257,9 @@ TEST_F(RuleSetTest, WhatNoneOfThemMay) {
   }
 }
 
-// Nothing that a worker can call tells it the owner of a lock that it may not read; and nothing at
-// all the owner of one that it may, but for a deadlock in which it would be itself.
-TEST_F(RuleSetTest, NoOwnerReachesAWorker) {
+// A worker cannot learn the owner of a lock that it may not read by any command; and of a lock that
+// it may read only from a deadlock that it would be part of.
+TEST_F(AclRuleSetTest, WorkersCannotLearnOwners) {
   const std::string secret = "secret-of-another";
   MustAcquire(client_, "lock:theirs", secret);
   MustAcquire(client_, "hidden", secret);
@@ -290,7 +290,7 @@ TEST_F(RuleSetTest, NoOwnerReachesAWorker) {
 
 // --- The internal commands --------------------------------------------------------------------
 
-TEST_F(AccessTest, NobodyCallsTheInternalCommands) {
+TEST_F(AccessTest, ClientsCannotCallInternalCommands) {
   MustAcquire(client_, "held", "alice");
   ReplicationStream stream(server().port());
   const Reply digest = Do({"DEBUG", "DIGEST"});
@@ -334,11 +334,11 @@ TEST_F(AccessTest, NobodyCallsTheInternalCommands) {
   EXPECT_EQ(stream.Until(client_).size(), 1U) << "FUNCTION LOAD and nothing else";
 }
 
-TEST_F(AccessTest, TheInternalCommandsNameTheirKey) {
+TEST_F(AccessTest, InternalCommandsDeclareTheirKey) {
   EXPECT_EQ(Do({"COMMAND", "GETKEYS", "LOCK.FACT", "ENDED", "job", "alice"}),
             Reply::Array({Reply::Str("job")}));
   EXPECT_TRUE(Do({"COMMAND", "GETKEYS", "LOCK.FACT", "FLOOR", "1"}).IsError());
-  // So its ACL check comes before everything else.
+  // So ACLs are checked before everything else.
   Client worker = ConnectAs("worker", {"~lock:*", "+@all"});
   EXPECT_TRUE(worker.Do("LOCK.FACT", "ENDED", "other", "x").IsError("NOPERM"));
   EXPECT_TRUE(worker.Do("LOCK.FACT", "ENDED", "lock:1", "x").IsError("ERR LOCK.FACT is"));
@@ -359,7 +359,7 @@ class FullMemoryTest : public AccessTest {
   ~FullMemoryTest() override { Do({"CONFIG", "SET", "maxmemory", "0"}); }
 };
 
-TEST_F(FullMemoryTest, WhatIsHeldCanBeKeptAndGivenUp) {
+TEST_F(FullMemoryTest, HeldLocksCanBeTouchedAndReleased) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   Fill();
   EXPECT_TRUE(Do({"LOCK.ACQUIRE", "free", "alice", "PX", "1000"}).IsError("OOM"));
@@ -371,12 +371,12 @@ TEST_F(FullMemoryTest, WhatIsHeldCanBeKeptAndGivenUp) {
   EXPECT_EQ(Do({"LOCK.TOUCH", "job", "alice", "PX", "500000"}), Reply::Int(1));
   EXPECT_GT(Do({"PTTL", "job"}).integer, 60000);
   EXPECT_EQ(Do({"PERSIST", "job"}), Reply::Int(1));
-  EXPECT_GT(Do({"PTTL", "job"}).integer, 60000) << "set back all the same";
+  EXPECT_GT(Do({"PTTL", "job"}).integer, 60000) << "reverted nevertheless";
   EXPECT_EQ(Do({"LOCK.RELEASE", "job", "alice"}), Reply::Int(1));
   EXPECT_TRUE(Do({"LOCK.HELP"}).IsArray());
 }
 
-TEST_F(FullMemoryTest, PlainLocks) {
+TEST_F(FullMemoryTest, PlainLocksCanBeTouchedAndReleased) {
   Do({"SET", "job", "alice"});
   Fill();
   EXPECT_TRUE(Do({"LOCK.ACQUIRE", "job", "alice", "PX", "1000"}).IsError("OOM"));
@@ -384,7 +384,7 @@ TEST_F(FullMemoryTest, PlainLocks) {
   EXPECT_EQ(Do({"LOCK.RELEASE", "job", "alice"}), Reply::Int(1));
 }
 
-TEST_F(FullMemoryTest, Scripts) {
+TEST_F(FullMemoryTest, ScriptsCanTouchAndReleaseButNotAcquire) {
   MustAcquire(client_, "job", "alice");
   Fill();
   const auto eval = [this](const std::string& call) {

@@ -1,5 +1,5 @@
-// ALSO: several locks under one token, or none. What it does in each mode is decided, and tested,
-// in the core.
+// ALSO: all of several locks under one token, or none. Its effect in each mode is decided, and
+// tested, in the core.
 
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ Command Also(const Names& names) {
   return also;
 }
 
-// ACQUIRE of all `names`, for a minute.
+// ACQUIRE of all `names` for a minute.
 Command AcquiringAll(const Names& names, std::string_view owner, Command options = {}) {
   const Command also = Also(names);
   options.insert(options.end(), also.begin(), also.end());
@@ -69,7 +69,7 @@ class AlsoTest : public SharedWaitingTest<AlsoTest> {
 
 // --- All or nothing ---------------------------------------------------------------------------
 
-TEST_F(AlsoTest, OneTokenForAll) {
+TEST_F(AlsoTest, GrantsAllLocksUnderOneToken) {
   const int64_t token = MustObtain(client_, AcquiringAll({"a", "b", "c"}, "alice"));
   ExpectHeld({"a", "b", "c"}, "alice", Reply::Int(token));
   for (const char* key : {"a", "b", "c"}) {
@@ -82,7 +82,7 @@ TEST_F(AlsoTest, OneTokenForAll) {
   EXPECT_GT(MustAcquire(client_, "b", "bob"), token);
 }
 
-TEST_F(AlsoTest, SixtyFourMore) {
+TEST_F(AlsoTest, Accepts64AdditionalKeys) {
   Names names;
   for (int i = 0; i < 65; i++) names.push_back("k" + std::to_string(i));
   const int64_t token = MustObtain(client_, AcquiringAll(names, "alice"));
@@ -105,7 +105,7 @@ TEST_F(AlsoTest, SixtyFourMore) {
 
 // --- Releasing and touching, names and keys ---------------------------------------------------
 
-TEST_F(AlsoTest, ReleaseAndTouchCount) {
+TEST_F(AlsoTest, ReleaseAndTouchReturnNumberOfLocks) {
   MustObtain(client_, AcquiringAll({"a", "b"}, "alice"));
   MustAcquire(client_, "c", "alice");  // under another token
   MustAcquire(client_, "d", "bob");
@@ -125,7 +125,7 @@ TEST_F(AlsoTest, ReleaseAndTouchCount) {
 }
 
 // Keys and owners may have the names of options, and any bytes.
-TEST_F(AlsoTest, OddNames) {
+TEST_F(AlsoTest, KeysAndOwnersMayLookLikeOptions) {
   const std::string bytes("\0\r\n*3\xff", 6);
   const Names names = {"ALSO", "PX", bytes, "", "2", "WAIT"};
   const int64_t token = MustObtain(client_, AcquiringAll(names, "ALSO"));
@@ -136,7 +136,7 @@ TEST_F(AlsoTest, OddNames) {
   EXPECT_EQ(client_.Do(ReleasingAll(names, "ALSO")), Reply::Int(6));
 }
 
-TEST_F(AlsoTest, TheServerKnowsTheKeys) {
+TEST_F(AlsoTest, CommandGetKeysReportsAllKeys) {
   const auto keys = [this](const Command& command) {
     Command getkeys = {"COMMAND", "GETKEYS"};
     getkeys.insert(getkeys.end(), command.begin(), command.end());
@@ -163,11 +163,11 @@ TEST_F(AlsoTest, HoldsNothingWhileItWaits) {
   Waiter alice = WaitForAll({"a", "b", "c"}, "alice");
   for (const char* key : {"a", "b", "c"}) EXPECT_EQ(LineOf(client_, key), Owners{"alice"}) << key;
   EXPECT_EQ(client_.Do("EXISTS", "c"), Reply::Int(0));
-  EXPECT_EQ(WaitersNow(client_), "1") << "one client, in three lines";
+  EXPECT_EQ(WaitersNow(client_), "1") << "one client, in three queues";
   Release("a", "zoe");
   EXPECT_EQ(client_.Do("EXISTS", "a"), Reply::Int(0));
   EXPECT_FALSE(alice.HasReply());
-  // A free lock of the set is not for those who came later.
+  // A later request does not get a free lock of the set.
   for (const char* key : {"a", "c"}) {
     EXPECT_EQ(client_.Do(Acquiring(key, "mallory", {})), Reply::Nil()) << key;
   }
@@ -182,8 +182,8 @@ TEST_F(AlsoTest, HoldsNothingWhileItWaits) {
   EXPECT_TRUE(mallory.Read().IsInteger());
 }
 
-// Others behind it may go when it leaves.
-TEST_F(AlsoTest, ThoseBehindMoveUp) {
+// The waiters behind it are served when it leaves.
+TEST_F(AlsoTest, WaitersBehindAreServedWhenItLeaves) {
   for (const char* how : {"time-out", "close", "unblock"}) {
     SCOPED_TRACE(how);
     StartAfresh();
@@ -207,7 +207,7 @@ TEST_F(AlsoTest, ThoseBehindMoveUp) {
   }
 }
 
-// The same under load: many who want one key, and one who wants them all, each again and again.
+// The same under load: many clients that want one key each, and one that wants all of them.
 TEST_F(AlsoTest, NobodyStarvesUnderLoad) {
   const Names names = {"a", "b", "c"};
   std::vector<RawConnection> singles;
@@ -245,7 +245,7 @@ TEST_F(AlsoTest, NobodyStarvesUnderLoad) {
   EXPECT_LE(most, 12) << "each single at most twice between two sets";
 }
 
-TEST_F(AlsoTest, WhenLeasesEnd) {
+TEST_F(AlsoTest, IsGrantedWhenAllLeasesHaveEnded) {
   MustAcquire(client_, "a", "zoe", 200);
   const int64_t first = EndOf(client_, "a");
   MustAcquire(client_, "b", "yan", 400);
@@ -259,27 +259,27 @@ TEST_F(AlsoTest, WhenLeasesEnd) {
 
 // --- The same owner ---------------------------------------------------------------------------
 
-TEST_F(AlsoTest, TheSameOwnerWaitsTwice) {
+TEST_F(AlsoTest, NewerCallTakesOverOnlyForSameLocksAndMode) {
   MustAcquire(client_, "b", "zoe");
   Waiter older = WaitForAll({"a", "b"}, "alice");
   Waiter bob = WaitForAll({"b", "c"}, "bob");
-  // The same locks in another order: the newer call takes over the places.
+  // The same locks in another order: the newer call takes over the positions.
   Waiter same = WaitForAll({"b", "a"}, "alice");
   EXPECT_TRUE(older.Read().IsError("UNBLOCKED "));
   EXPECT_EQ(LineOf(client_, "b"), (Owners{"alice", "bob"}));
-  // Locks that overlap: to the end.
+  // Overlapping locks: it goes to the end.
   Waiter overlapping = WaitForAll({"b", "c", "d"}, "alice");
   EXPECT_TRUE(same.Read().IsError("UNBLOCKED "));
   EXPECT_EQ(LineOf(client_, "b"), (Owners{"bob", "alice"}));
   EXPECT_EQ(LineOf(client_, "a"), Owners{});
   EXPECT_EQ(LineOf(client_, "d"), Owners{"alice"});
-  // Another mode: too.
+  // Another mode: likewise.
   Waiter carol(server(), "d", "carol");
   Waiter shared = WaitForAll({"b", "c", "d"}, "alice", {"SHARED"});
   EXPECT_TRUE(overlapping.Read().IsError("UNBLOCKED "));
   EXPECT_TRUE(carol.Read().IsInteger()) << "d was free";
   EXPECT_EQ(WaitersNow(client_), "2");
-  // One that names fewer, and is unlike two at once.
+  // One that names fewer locks, and differs from two waits at once.
   MustAcquire(client_, "e", "zoe");
   Waiter elsewhere(server(), "e", "alice");
   Waiter both = WaitForAll({"e", "b"}, "alice");
@@ -293,8 +293,8 @@ TEST_F(AlsoTest, TheSameOwnerWaitsTwice) {
   EXPECT_TRUE(both.Read().IsInteger());
 }
 
-// The older call stands in all the lines in which the newer looks for what blocks it.
-TEST_F(AlsoTest, RetryIsServedWhenTheLockThatBlocksItIsFree) {
+// The older call is in every queue in which the newer one looks for what blocks it.
+TEST_F(AlsoTest, RetryIsGrantedWhenBlockingLockIsReleased) {
   for (const Names& order : {Names{"a", "b"}, Names{"b", "a"}}) {
     MustAcquire(client_, "b", "zoe");
     Waiter older = WaitForAll({"a", "b"}, "alice");
@@ -306,12 +306,12 @@ TEST_F(AlsoTest, RetryIsServedWhenTheLockThatBlocksItIsFree) {
   }
 }
 
-// While it waits for all, the owner gets one of them by another call: neither the error nor the
-// grant may come twice.
-TEST_F(AlsoTest, TheOwnerGetsOneOfThemOtherwise) {
+// While it waits for all, the owner acquires one of them by another call. Neither the error nor the
+// grant may be sent twice.
+TEST_F(AlsoTest, OwnerAcquiringOneLockSeparatelyEndsWaitOnce) {
   MustAcquire(client_, "a", "zoe");
   Waiter alice = WaitForAll({"a", "b"}, "alice");
-  EXPECT_EQ(client_.Do(Acquiring("b", "alice", {})), Reply::Nil()) << "her own place is before";
+  EXPECT_EQ(client_.Do(Acquiring("b", "alice", {})), Reply::Nil()) << "her own position is ahead";
   MustAcquire(client_, "x", "alice");
   EXPECT_EQ(client_.Do("RENAME", "x", "b"), Reply::Ok());
   EXPECT_FALSE(alice.HasReply()) << "zoe still has her wait";
@@ -323,14 +323,15 @@ TEST_F(AlsoTest, TheOwnerGetsOneOfThemOtherwise) {
 
 // --- Deadlocks --------------------------------------------------------------------------------
 
-TEST_F(AlsoTest, DeadlockOfTwoSets) {
+TEST_F(AlsoTest, DetectsDeadlockOfTwoSets) {
   MustObtain(client_, AcquiringAll({"a", "b"}, "alice"));
   MustObtain(client_, AcquiringAll({"c", "d"}, "bob"));
   Waiter alice = WaitForAll({"x", "d"}, "alice");
   EXPECT_EQ(client_.Do(WaitingForAll({"y", "b"}, "bob")),
             Reply::Error("DEADLOCK waiting for \"b\" would close the cycle bob -> \"b\" -> alice "
                          "-> \"d\" -> bob"));
-  EXPECT_EQ(client_.Do(AcquiringAll({"y", "b"}, "bob")), Reply::Nil()) << "one try is no wait";
+  EXPECT_EQ(client_.Do(AcquiringAll({"y", "b"}, "bob")), Reply::Nil())
+      << "a single try does not wait";
   EXPECT_EQ(LineOf(client_, "y"), Owners{});
   EXPECT_EQ(LineOf(client_, "b"), Owners{});
   EXPECT_EQ(client_.Do(ReleasingAll({"c", "d"}, "bob")), Reply::Int(2));
@@ -339,7 +340,7 @@ TEST_F(AlsoTest, DeadlockOfTwoSets) {
 
 // --- Other keys -------------------------------------------------------------------------------
 
-TEST_F(AlsoTest, PlainStringsAmongThem) {
+TEST_F(AlsoTest, PlainLocksCanBePartOfSet) {
   client_.Do("SET", "b", "plain");
   EXPECT_EQ(client_.Do(AcquiringAll({"a", "b"}, "alice")), Reply::Nil());
   EXPECT_EQ(client_.Do("EXISTS", "a"), Reply::Int(0));
@@ -350,7 +351,7 @@ TEST_F(AlsoTest, PlainStringsAmongThem) {
   ExpectHeld({"a", "b"}, "alice", token);
   client_.Do(ReleasingAll({"a", "b"}, "alice"));
 
-  // Her own value on some of them, on all, and beside a lock of hers.
+  // Her own value in some of them, in all of them, and next to a lock of hers.
   client_.Do("SET", "b", "alice");
   EXPECT_TRUE(client_.Do(AcquiringAll({"a", "b"}, "alice")).IsError("ERR this owner holds some"));
   EXPECT_EQ(client_.Do("TYPE", "b"), Reply::Status("string"));
@@ -369,7 +370,7 @@ TEST_F(AlsoTest, PlainStringsAmongThem) {
   EXPECT_EQ(client_.Do("DBSIZE"), Reply::Int(0));
 }
 
-TEST_F(AlsoTest, AWrongTypeAmongThem) {
+TEST_F(AlsoTest, OneKeyOfOtherTypeRefusesRequest) {
   client_.Do("RPUSH", "list", "x");
   MustAcquire(client_, "mine", "alice");
   const Reply before = client_.Do("DEBUG", "DIGEST");
@@ -377,14 +378,14 @@ TEST_F(AlsoTest, AWrongTypeAmongThem) {
     for (const Command& command :
          {AcquiringAll(names, "alice"), WaitingForAll(names, "alice"), ReleasingAll(names, "alice"),
           Command{"LOCK.TOUCH", names[0], "alice", "PX", "1", "ALSO", "1", names[1]}}) {
-      if (command[0] == "LOCK.TOUCH" && names.size() == 3) continue;  // it names no list
+      if (command[0] == "LOCK.TOUCH" && names.size() == 3) continue;  // names no list
       const Reply reply = client_.Do(command);
       EXPECT_TRUE(reply.IsError("WRONGTYPE ")) << command[0] << ": " << reply;
     }
   }
   EXPECT_EQ(client_.Do("DEBUG", "DIGEST"), before);
 
-  // One that becomes so while somebody waits.
+  // A key that becomes a list while somebody waits.
   MustAcquire(client_, "a", "zoe");
   Waiter waiter = WaitForAll({"a", "b"}, "bob");
   Waiter behind(server(), "a", "carol");
@@ -395,7 +396,7 @@ TEST_F(AlsoTest, AWrongTypeAmongThem) {
   EXPECT_TRUE(behind.Read().IsInteger());
 }
 
-TEST_F(AlsoTest, KeysThatComeAndGo) {
+TEST_F(AlsoTest, IsGrantedWhenKeysAreRemovedByOtherCommands) {
   // Each frees "a" (zoe's) or "b" (yan's).
   const std::vector<std::pair<Commands, Commands>> ways = {
       {{{"DEL", "a"}}, {{"DEL", "b"}}},
@@ -425,8 +426,8 @@ TEST_F(AlsoTest, KeysThatComeAndGo) {
   }
 }
 
-// Another lock comes in the place of one that had become free.
-TEST_F(AlsoTest, AnotherLockComesInItsPlace) {
+// Another lock is renamed onto a key that had become free.
+TEST_F(AlsoTest, WaitsForLockRenamedOntoFreedKey) {
   MustAcquire(client_, "a", "zoe");
   MustAcquire(client_, "b", "yan");
   MustAcquire(client_, "other", "xia");
@@ -440,7 +441,7 @@ TEST_F(AlsoTest, AnotherLockComesInItsPlace) {
   EXPECT_TRUE(alice.Read().IsInteger());
 }
 
-TEST_F(AlsoTest, InTransactionsAndScripts) {
+TEST_F(AlsoTest, WorksInTransactionsAndScripts) {
   client_.Do("MULTI");
   client_.Do(AcquiringAll({"a", "b"}, "alice"));
   client_.Do(WaitingForAll({"b", "c"}, "bob"));
@@ -454,7 +455,7 @@ TEST_F(AlsoTest, InTransactionsAndScripts) {
       Reply::Int(2));
 }
 
-// --- Who may ----------------------------------------------------------------------------------
+// --- Access rights ----------------------------------------------------------------------------
 
 class AlsoAccessTest : public AlsoTest {
  protected:
@@ -469,7 +470,7 @@ class AlsoAccessTest : public AlsoTest {
   }
 };
 
-TEST_F(AlsoAccessTest, EveryKeyIsChecked) {
+TEST_F(AlsoAccessTest, PermissionIsRequiredForEveryKey) {
   Waiter worker(server(), {"AUTH", "worker", "secret"});
   MustAcquire(client_, "secret", "alice");
   MustAcquire(client_, "my:held", "alice");
@@ -490,8 +491,8 @@ TEST_F(AlsoAccessTest, EveryKeyIsChecked) {
   EXPECT_TRUE(worker.Do(AcquiringAll({"my:a", "b"}, "carol")).IsInteger());
 }
 
-// Rights that are lost while it waits, on any of the keys, count at the grant.
-TEST_F(AlsoAccessTest, ARightThatWasLost) {
+// The rights at the time of the grant count, for each of the keys.
+TEST_F(AlsoAccessTest, PermissionLostWhileWaitingRefusesGrant) {
   for (const bool first_key : {true, false}) {
     SCOPED_TRACE(first_key ? "the first key" : "the second key");
     StartAfresh();
@@ -504,13 +505,13 @@ TEST_F(AlsoAccessTest, ARightThatWasLost) {
     Release("my:a", "zoe");
     const Reply reply = worker.Read();
     EXPECT_TRUE(reply.IsError("NOPERM")) << reply;
-    EXPECT_TRUE(bob.Read().IsInteger()) << "the next in line is tried";
+    EXPECT_TRUE(bob.Read().IsInteger()) << "the next waiter is tried";
     EXPECT_EQ(client_.Do("EXISTS", "my:a"), Reply::Int(0)) << "nothing was taken";
   }
 }
 
-// The cycle names no key that the caller may not read.
-TEST_F(AlsoAccessTest, HiddenKeysInCycles) {
+// The described cycle contains no key that the caller may not read.
+TEST_F(AlsoAccessTest, DeadlockErrorHidesUnreadableKeys) {
   MustAcquire(client_, "my:a", "me");
   MustAcquire(client_, "my:b", "colleague");
   MustAcquire(client_, "secret", "stranger");
@@ -522,10 +523,10 @@ TEST_F(AlsoAccessTest, HiddenKeysInCycles) {
                          "colleague -> ? -> ? -> \"my:a\" -> me"));
 }
 
-// --- What is told -----------------------------------------------------------------------------
+// --- Replication ------------------------------------------------------------------------------
 
-// Replicas and the AOF learn of all locks of a set or of none.
-TEST_F(AlsoTest, IsToldAsOne) {
+// Replicas and the AOF get all locks of a set or none.
+TEST_F(AlsoTest, IsReplicatedAtomically) {
   ReplicationStream stream(server().port());
   stream.Until(client_);
   const auto held = [this](const std::string& key, const std::string& owner, const Reply& token) {
@@ -535,27 +536,29 @@ TEST_F(AlsoTest, IsToldAsOne) {
   EXPECT_EQ(stream.Until(client_),
             (Commands{{"MULTI"}, held("a", "alice", token), held("b", "alice", token), {"EXEC"}}));
   Waiter bob = WaitForAll({"a", "b"}, "bob");
-  EXPECT_EQ(stream.Until(client_), Commands{}) << "who waits changes nothing";
+  EXPECT_EQ(stream.Until(client_), Commands{}) << "waiting changes nothing";
   client_.Do(ReleasingAll({"a", "b"}, "alice"));
   const Reply next = bob.Read();
-  const Commands told = stream.Until(client_);
+  const Commands replicated = stream.Until(client_);
   const auto at = [&](const Command& command) {
-    return std::find(told.begin(), told.end(), command) - told.begin();
+    return std::find(replicated.begin(), replicated.end(), command) - replicated.begin();
   };
   const auto first = at(held("a", "bob", next));
   const auto second = at(held("b", "bob", next));
-  ASSERT_LT(std::max(first, second), std::ssize(told));
+  ASSERT_LT(std::max(first, second), std::ssize(replicated));
   EXPECT_EQ(std::abs(first - second), 1);
-  // Both between the same brackets.
-  const auto open = std::find(told.rend() - std::min(first, second), told.rend(), Command{"MULTI"});
-  ASSERT_NE(open, told.rend()) << "not in a transaction";
-  EXPECT_EQ(std::count(open.base(), told.begin() + std::max(first, second), Command{"EXEC"}), 0);
-  EXPECT_EQ(told.back(), Command{"EXEC"});
+  // Both in the same transaction.
+  const auto open =
+      std::find(replicated.rend() - std::min(first, second), replicated.rend(), Command{"MULTI"});
+  ASSERT_NE(open, replicated.rend()) << "not in a transaction";
+  EXPECT_EQ(std::count(open.base(), replicated.begin() + std::max(first, second), Command{"EXEC"}),
+            0);
+  EXPECT_EQ(replicated.back(), Command{"EXEC"});
 }
 
 // --- Clusters ---------------------------------------------------------------------------------
 
-TEST(AlsoClusterTest, AllKeysInOneSlot) {
+TEST(AlsoClusterTest, AllKeysMustBeInOneSlot) {
   Server server({.args = {"--cluster-enabled", "yes"}});
   Client client = server.Connect();
   ASSERT_EQ(client.Do("CLUSTER", "ADDSLOTSRANGE", 0, 16383), Reply::Ok());

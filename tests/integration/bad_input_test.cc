@@ -1,4 +1,4 @@
-// Whatever is wrong with a request, it is refused in one clean line and nothing has happened.
+// Any invalid request is refused with a one-line error and has no effect.
 
 #include <gtest/gtest.h>
 
@@ -24,8 +24,8 @@ class BadInputTest : public SharedServerTest<BadInputTest> {
     token_ = MustAcquire(client_, "job", "alice");
   }
 
-  // The request is refused, in both protocols, with an error that begins so; no key, no TTL and no
-  // replica learns of it, and nobody waits.
+  // The request is refused in both protocols with an error that has this prefix. No key, TTL or
+  // replica changes, and nobody waits.
   void ExpectRefused(const Command& command, std::string_view error) {
     SCOPED_TRACE(Shown(command));
     stream_.Until(client_);
@@ -40,7 +40,7 @@ class BadInputTest : public SharedServerTest<BadInputTest> {
   }
 
   int64_t token_ = 0;
-  // Strict: a byte that the protocol does not allow fails the test.
+  // Strict: any byte that violates the protocol fails the test.
   RawConnection resp2_ = server().ConnectRaw();
   RawConnection resp3_ = server().ConnectRaw();
 
@@ -58,7 +58,7 @@ class BadInputTest : public SharedServerTest<BadInputTest> {
     return text + "(" + std::to_string(command.size()) + " arguments)";
   }
 
-  // Everything there is: keys, values and ends, and who waits.
+  // The complete state: keys, values, expiry times and waiters.
   std::vector<Reply> State() {
     std::vector<Reply> state = {
         client_.Do("DEBUG", "DIGEST"),
@@ -78,7 +78,7 @@ class BadInputTest : public SharedServerTest<BadInputTest> {
   ReplicationStream stream_{server().port()};
 };
 
-// What is no positive integer of ours, whatever its range.
+// Values that are not positive integers, whatever the range.
 const std::vector<std::string> kNoNumbers = {
     "",
     "0",
@@ -113,7 +113,7 @@ const std::vector<std::string> kNoNumbers = {
     std::string(400, '9'),
 };
 
-TEST_F(BadInputTest, WrongNumberOfArguments) {
+TEST_F(BadInputTest, RefusesWrongNumberOfArguments) {
   for (const Command& command : Commands{
            {"LOCK.HELP", "LOCK.INFO"},
            {"LOCK.FACT"},
@@ -123,8 +123,8 @@ TEST_F(BadInputTest, WrongNumberOfArguments) {
   }
 }
 
-// What a newcomer gets wrong most often is answered with the form that is right.
-TEST_F(BadInputTest, FirstContact) {
+// The most common mistakes are answered with the correct form.
+TEST_F(BadInputTest, CommonMistakesAreAnsweredWithCorrectForm) {
   const auto expect_shown = [this](const Command& command, const std::string& what,
                                    const std::string& form) {
     ExpectRefused(command, "ERR " + what + ": " + form + ", for example " + command[0] + " ");
@@ -153,8 +153,8 @@ TEST_F(BadInputTest, FirstContact) {
   ExpectRefused({"LOCK.INFO", "job", "job"}, "ERR syntax error at \"job\": expected nothing more");
 }
 
-// The server asks for the keys of a request before we see it.
-TEST_F(BadInputTest, ShortRequestsHaveTheKeysThatTheyName) {
+// The server asks for the keys of a request before the module sees it.
+TEST_F(BadInputTest, CommandGetKeysHandlesIncompleteRequests) {
   EXPECT_TRUE(client_.Do("ACL", "SETUSER", "worker", "reset", "~lock:*", "+@all") == Reply::Ok());
   for (const char* name :
        {"LOCK.ACQUIRE", "LOCK.TOUCH", "LOCK.RELEASE", "LOCK.FENCE", "LOCK.INFO"}) {
@@ -175,7 +175,7 @@ TEST_F(BadInputTest, ShortRequestsHaveTheKeysThatTheyName) {
   }
 }
 
-TEST_F(BadInputTest, Leases) {
+TEST_F(BadInputTest, RefusesInvalidLeases) {
   for (const char* name : {"LOCK.ACQUIRE", "LOCK.TOUCH"}) {
     for (const std::string& number : kNoNumbers) {
       ExpectRefused({name, "job", "alice", "PX", number},
@@ -185,8 +185,8 @@ TEST_F(BadInputTest, Leases) {
                     "ERR EX must be a whole number from 1 to 86400 (turnstile.max-lease-ms) in "
                     "plain digits, not \"");
     }
-    // One more than turnstile.max-lease-ms, and what would be a small number of milliseconds if the
-    // product of seconds and 1000 were cut to 64 bits.
+    // One more than turnstile.max-lease-ms, and values that would be a small number of milliseconds
+    // if seconds times 1000 were truncated to 64 bits.
     for (const char* number : {"86400001", "9223372036854775807"}) {
       ExpectRefused({name, "job", "alice", "PX", number}, "ERR PX must be ");
     }
@@ -196,7 +196,7 @@ TEST_F(BadInputTest, Leases) {
   }
 }
 
-TEST_F(BadInputTest, Tokens) {
+TEST_F(BadInputTest, RefusesInvalidTokens) {
   for (const std::string& number : kNoNumbers) {
     ExpectRefused(
         {"LOCK.FENCE", "job", number},
@@ -206,7 +206,7 @@ TEST_F(BadInputTest, Tokens) {
   EXPECT_EQ(client_.Do("LOCK.FENCE", "job", "9007199254740991"), Reply::Int(0));
 }
 
-TEST_F(BadInputTest, OptionsThatDoNotGoTogether) {
+TEST_F(BadInputTest, RefusesConflictingOptions) {
   const std::string twice = "ERR syntax error: the lease is given twice";
   for (const char* name : {"LOCK.ACQUIRE", "LOCK.TOUCH"}) {
     ExpectRefused({name, "job", "alice", "PX", "1000", "PX", "1000"}, twice);
@@ -223,9 +223,9 @@ TEST_F(BadInputTest, OptionsThatDoNotGoTogether) {
   ExpectRefused({"LOCK.FENCE", "job", "1", "2"}, "ERR syntax error at \"2\"");
 }
 
-// Options of SET, options of ours that do not exist yet, and options of other commands must not be
-// taken for something else.
-TEST_F(BadInputTest, UnknownOptions) {
+// Options of SET, options that do not exist yet and options of other commands must not be mistaken
+// for valid ones.
+TEST_F(BadInputTest, RefusesUnknownOptions) {
   const std::string also = "ALSO numkeys key [key ...]";
   const std::string more =
       "WAIT ms, SHARED, LIMIT n, REENTRANT, SESSION, LINGER ms, FLOOR token or " + also;
@@ -267,7 +267,7 @@ TEST_F(BadInputTest, UnknownOptions) {
   }
   ExpectRefused({"LOCK.FENCE", "job", "THEN", "PING"}, "ERR the token must be ");
 
-  // What was given is not offered again.
+  // Options that were already given are not suggested.
   const Commands given = {{"WAIT", "1"},  {"SHARED"},         {"LIMIT", "2"},
                           {"REENTRANT"},  {"SESSION"},        {"LINGER", "1"},
                           {"FLOOR", "1"}, {"ALSO", "1", "x"}, lease};
@@ -294,8 +294,8 @@ TEST_F(BadInputTest, UnknownOptions) {
 
 // --- Modes ------------------------------------------------------------------------------------
 
-// Of another lock, which is free, and of "job", for which one could wait.
-TEST_F(BadInputTest, NumbersOfModes) {
+// For a free lock, and for "job", which could be waited for.
+TEST_F(BadInputTest, RefusesInvalidNumbersOfOptions) {
   for (const std::string& key : {"free"s, "job"s}) {
     const Command start = {"LOCK.ACQUIRE", key, "bob", "PX", "60000", "WAIT", "60000"};
     const auto refused = [&](const Command& option, const std::string& error) {
@@ -328,7 +328,7 @@ TEST_F(BadInputTest, NumbersOfModes) {
   }
 }
 
-TEST_F(BadInputTest, ALingerIsNoLongerThanALease) {
+TEST_F(BadInputTest, RefusesLingerAboveMaximumLease) {
   EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.max-lease-ms", 5000), Reply::Ok());
   ExpectRefused({"LOCK.ACQUIRE", "free", "bob", "PX", "5000", "LINGER", "5001"},
                 "ERR LINGER must be a whole number from 0 to 5000 (turnstile.max-lease-ms) in "
@@ -337,7 +337,7 @@ TEST_F(BadInputTest, ALingerIsNoLongerThanALease) {
   EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.max-lease-ms", 86400000), Reply::Ok());
 }
 
-TEST_F(BadInputTest, ModesThatDoNotGoTogether) {
+TEST_F(BadInputTest, RefusesConflictingModes) {
   for (const std::string& key : {"free"s, "job"s}) {
     const auto refused = [&](const Command& options, const std::string& error) {
       Command command = {"LOCK.ACQUIRE", key, "bob", "PX", "60000", "WAIT", "60000"};
@@ -361,7 +361,7 @@ TEST_F(BadInputTest, ModesThatDoNotGoTogether) {
   }
 }
 
-// The three commands that take more keys, each about a lock that is free and about alice's.
+// The three commands that accept several keys, for a free lock and for alice's.
 Commands WithMoreKeys() {
   Commands starts;
   for (const char* key : {"job", "free"}) {
@@ -372,7 +372,7 @@ Commands WithMoreKeys() {
   return starts;
 }
 
-TEST_F(BadInputTest, MoreKeys) {
+TEST_F(BadInputTest, RefusesInvalidAlso) {
   client_.Do("RPUSH", "list", "alice");
   for (const Command& start : WithMoreKeys()) {
     const auto refused = [&](const Command& also, const std::string& error) {
@@ -410,7 +410,7 @@ TEST_F(BadInputTest, MoreKeys) {
     all.push_back("key 0");
     refused(all, "ERR the key \"key 0\"" + twice);
 
-    // One key of another type, wherever it stands, and nothing happens to the others.
+    // One key of another type, at any position, leaves the others unchanged.
     const std::string wrong = "WRONGTYPE Operation against a key holding the wrong kind of value";
     refused({"ALSO", "1", "list"}, wrong);
     refused({"ALSO", "3", "x", "list", "y"}, wrong);
@@ -421,8 +421,8 @@ TEST_F(BadInputTest, MoreKeys) {
   ExpectRefused({"LOCK.RELEASE", "list", "alice", "ALSO", "1", "job"}, "WRONGTYPE");
 }
 
-// Requests that are right in themselves, but not for what their owner holds.
-TEST_F(BadInputTest, WhatTheOwnerHoldsForbidsIt) {
+// Well-formed requests that conflict with what their owner holds.
+TEST_F(BadInputTest, RefusesRequestsThatConflictWithOwnHold) {
   for (const char* key : {"shared", "shared too"}) {
     EXPECT_TRUE(client_.Do("LOCK.ACQUIRE", key, "alice", "PX", kMinute, "SHARED").IsInteger());
   }
@@ -451,8 +451,8 @@ TEST_F(BadInputTest, WhatTheOwnerHoldsForbidsIt) {
           "ERR ALSO cannot turn shared holds into exclusive ones");
 }
 
-// There is no connection in a script or a function, to whose end a hold could be bound.
-TEST_F(BadInputTest, SessionsInScriptsAndFunctions) {
+// A script or function has no connection that a hold could be bound to.
+TEST_F(BadInputTest, RefusesSessionInScriptsAndFunctions) {
   const std::string library = R"(#!lua name=sessions
     redis.register_function('session', function(keys)
       return redis.call('LOCK.ACQUIRE', keys[1], 'alice', 'PX', 60000, 'SESSION')
@@ -464,7 +464,7 @@ TEST_F(BadInputTest, SessionsInScriptsAndFunctions) {
     const std::string error = "ERR SESSION needs a connection, and inside scripts and functions ";
     ExpectRefused({"EVAL", script, "1", key}, error);
     ExpectRefused({"FCALL", "session", "1", key}, error);
-    // Also by a call whose error the script answers itself.
+    // Also by a call whose error the script handles itself.
     ExpectRefused({"EVAL", "return redis.pcall(unpack(ARGV))", "1", key, "LOCK.ACQUIRE", key, "bob",
                    "PX", "60000", "SESSION", "SHARED", "WAIT", "60000"},
                   error);
@@ -472,8 +472,8 @@ TEST_F(BadInputTest, SessionsInScriptsAndFunctions) {
   EXPECT_EQ(client_.Do("FUNCTION", "DELETE", "sessions"), Reply::Ok());
 }
 
-// The bytes of a request come back in errors only where they cannot do harm.
-TEST_F(BadInputTest, BytesThatAreNoText) {
+// Errors quote the request's bytes so that they can do no harm.
+TEST_F(BadInputTest, ErrorsQuoteBinaryInput) {
   const std::string nasty = "x\r\n+OK\r\n\0\xff\"\\\t"s;
   const std::string shown = R"(x\x0d\x0a+OK\x0d\x0a\x00\xff\"\\\x09)";
   for (const char* name : {"LOCK.ACQUIRE", "LOCK.TOUCH"}) {
@@ -490,7 +490,7 @@ TEST_F(BadInputTest, BytesThatAreNoText) {
   ExpectRefused({"LOCK.FENCE", nasty, "1", nasty}, "ERR syntax error at \"" + shown + "\"");
 }
 
-TEST_F(BadInputTest, OwnersOfTheWrongSize) {
+TEST_F(BadInputTest, RefusesOwnersOfInvalidSize) {
   const size_t huge = size_t{10} << 20;
   for (const size_t size : {size_t{0}, size_t{257}, huge}) {
     const std::string owner(size, 'o');
@@ -501,7 +501,7 @@ TEST_F(BadInputTest, OwnersOfTheWrongSize) {
   }
 }
 
-TEST_F(BadInputTest, HugeRequests) {
+TEST_F(BadInputTest, RefusesHugeRequests) {
   const std::string word(size_t{10} << 20, 'w');
   ExpectRefused({"LOCK.ACQUIRE", "job", "alice", word, "1000"}, "ERR syntax error at \"wwwwwwww");
   ExpectRefused({"LOCK.ACQUIRE", "job", "alice", "PX", word}, "ERR PX must be ");
@@ -518,7 +518,7 @@ TEST_F(BadInputTest, HugeRequests) {
   ExpectRefused(Command(300000, "LOCK.HELP"), "ERR wrong number of arguments");
 }
 
-TEST_F(BadInputTest, HugeNumbersOfKeys) {
+TEST_F(BadInputTest, RefusesHugeNumbersOfKeys) {
   for (Command command : WithMoreKeys()) {
     command.insert(command.end(), {"ALSO", "299990"});
     command.resize(300000, "x");
@@ -526,7 +526,7 @@ TEST_F(BadInputTest, HugeNumbersOfKeys) {
   }
 }
 
-TEST_F(BadInputTest, KeysOfOtherTypes) {
+TEST_F(BadInputTest, RefusesKeysOfOtherTypes) {
   const Commands makers = {{"RPUSH", "list", "alice"},
                            {"HSET", "hash", "alice", "1"},
                            {"SADD", "set", "alice"},

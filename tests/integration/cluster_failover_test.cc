@@ -1,4 +1,4 @@
-// Nodes of a cluster that fail, and replicas that take their place.
+// Cluster nodes that fail, and replicas that replace them.
 
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ class ClusterFailoverTest : public ::testing::TestWithParam<Takeover> {
   static constexpr size_t kPrimary = 0;
   static constexpr size_t kReplica = 3;
 
-  // Returns when the replica has done all that the primary has done until now.
+  // Waits until the replica has applied everything the primary has done so far.
   void AwaitReplica() {
     EXPECT_EQ(cluster_.client(kPrimary).Do("WAIT", 1, kPatience.count()), Reply::Int(1));
   }
@@ -49,7 +49,7 @@ class ClusterFailoverTest : public ::testing::TestWithParam<Takeover> {
   Cluster cluster_{{.replicas_each = 1}};
 };
 
-TEST_P(ClusterFailoverTest, HoldersStayAndWaitersAskAgain) {
+TEST_P(ClusterFailoverTest, HoldersKeepLocksAndWaitersAreRedirected) {
   Client& primary = cluster_.client(kPrimary);
   const std::string key = cluster_.KeyOn(kPrimary);
   const std::string other = cluster_.KeyOn(kPrimary);
@@ -65,10 +65,10 @@ TEST_P(ClusterFailoverTest, HoldersStayAndWaitersAskAgain) {
   Client& promoted = cluster_.client(kReplica);
   EXPECT_EQ(Kept(promoted, key), kept);
 
-  // bob hears of it, by an error that its client knows, or by a closed connection.
-  const Reply told = bob.Read(kClusterPatience);
-  EXPECT_TRUE(told.IsError("UNBLOCKED") || told.IsError("MOVED") || told.IsError("DISCONNECTED"))
-      << told;
+  // bob gets an error that cluster clients handle, or a closed connection.
+  const Reply reply = bob.Read(kClusterPatience);
+  EXPECT_TRUE(reply.IsError("UNBLOCKED") || reply.IsError("MOVED") || reply.IsError("DISCONNECTED"))
+      << reply;
   AwaitRole(kPrimary, "slave");
   const Reply sent_on = cluster_.client(kPrimary).Do("LOCK.FENCE", key);
   EXPECT_EQ(sent_on, Reply::Error("MOVED " + std::to_string(cluster_.SlotOf(key)) + " " +
@@ -88,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(, ClusterFailoverTest,
                                                     {"CLUSTER", "FAILOVER", "TAKEOVER"}}),
                          [](const auto& instance) { return instance.param.name; });
 
-TEST(ClusterCrashTest, TheReplicaOfADeadNodeKnowsItsLocks) {
+TEST(ClusterCrashTest, ReplicaOfCrashedNodeKeepsItsLocks) {
   Cluster cluster({.replicas_each = 1});
   const std::string key = cluster.KeyOn(0);
   const int64_t token = MustAcquire(cluster.client(0), key, "alice");
@@ -105,25 +105,25 @@ TEST(ClusterCrashTest, TheReplicaOfADeadNodeKnowsItsLocks) {
   EXPECT_GT(bob.Read().integer, token);
 }
 
-// Some servers tell waiting clients by themselves, some leave them waiting for ever.
-TEST(ClusterCrashTest, NobodyWaitsForEverWhenTheClusterIsDown) {
+// Some servers answer blocked clients themselves, some leave them blocked for ever.
+TEST(ClusterCrashTest, WaitersAreAnsweredWhenClusterGoesDown) {
   Cluster cluster;
   const std::string key = cluster.KeyOn(0);
   MustAcquire(cluster.client(0), key, "alice");
   Waiter bob(cluster.server(0), key, "bob");
-  cluster.server(1).Kill9();  // and with it a third of the slots
+  cluster.server(1).Kill9();  // a third of the slots becomes unavailable
   const Reply reply = bob.Read(kClusterPatience);
   EXPECT_TRUE(reply.IsError("CLUSTERDOWN")) << reply;
   EXPECT_EQ(WaitersNow(cluster.client(0)), "0");
-  // The lock is still there when the cluster is back.
+  // The lock is still there when the cluster recovers.
   cluster.server(1).Restart();
   cluster.Reconnect(1);
   cluster.AwaitOk();
   EXPECT_EQ(HolderOf(cluster.client(0), key), "alice");
 }
 
-// As an operator may want it: what is not affected goes on.
-TEST(ClusterCrashTest, WithoutFullCoverageOnlyTheDeadNodesSlotsAreDown) {
+// With cluster-require-full-coverage no, unaffected slots keep working.
+TEST(ClusterCrashTest, WithoutFullCoverageOtherSlotsKeepWorking) {
   Cluster cluster({.args = {"--cluster-require-full-coverage", "no"}});
   const std::string key = cluster.KeyOn(0);
   const int64_t token = MustAcquire(cluster.client(0), key, "alice");
@@ -143,7 +143,7 @@ TEST(ClusterCrashTest, WithoutFullCoverageOnlyTheDeadNodesSlotsAreDown) {
 
 // --- Redirections -----------------------------------------------------------------------------
 
-TEST(ClusterTest, EveryCommandIsSentToWhereItsLockIs) {
+TEST(ClusterTest, EveryCommandIsRedirectedToOwnerOfSlot) {
   Cluster cluster({.primaries = 2});
   const std::string key = cluster.KeyOn(1);
   const std::string moved =
@@ -183,14 +183,14 @@ TEST(ClusterTest, EveryCommandIsSentToWhereItsLockIs) {
             Reply::Ok());
 }
 
-TEST(ClusterTest, WaitersAreSentToWhatTheOperatorCallsTheNode) {
+TEST(ClusterTest, WaitersAreRedirectedToPreferredEndpoint) {
   Cluster cluster({.primaries = 2,
                    .args = {"--cluster-announce-hostname", "locks.example",
                             "--cluster-preferred-endpoint-type", "hostname"}});
   const std::string key = cluster.KeyOn(0);
   const int64_t slot = cluster.SlotOf(key);
   const std::string port = std::to_string(cluster.server(1).port());
-  // Names travel with the nodes' pings.
+  // Hostnames spread with the nodes' pings.
   EXPECT_TRUE(Eventually(
       [&] {
         const std::string nodes = cluster.client(0).Do("CLUSTER", "NODES").text;
@@ -207,12 +207,12 @@ TEST(ClusterTest, WaitersAreSentToWhatTheOperatorCallsTheNode) {
     EXPECT_EQ(cluster.client(1).Do("CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.id(0)),
               Reply::Ok());
     EXPECT_EQ(cluster.client(1).Do("CLUSTER", "SETSLOT", slot, "NODE", cluster.id(1)), Reply::Ok());
-    const Reply told = bob.Read(kClusterPatience);
-    // A direct call is told the same by the server itself.
-    EXPECT_EQ(told, cluster.client(0).Do("LOCK.FENCE", key));
+    const Reply reply = bob.Read(kClusterPatience);
+    // A call that does not wait gets the same redirection from the server itself.
+    EXPECT_EQ(reply, cluster.client(0).Do("LOCK.FENCE", key));
     SlotMove(cluster, slot, 1, 0).Whole();
     cluster.AwaitOk();
-    return told.text;
+    return reply.text;
   };
   const std::string begin = "MOVED " + std::to_string(slot) + " ";
   EXPECT_EQ(moved_to("ip"), begin + "127.0.0.1:" + port);
@@ -220,7 +220,7 @@ TEST(ClusterTest, WaitersAreSentToWhatTheOperatorCallsTheNode) {
   EXPECT_EQ(moved_to("unknown-endpoint"), begin + ":" + port);
 }
 
-// --- Valkey 9: all at once --------------------------------------------------------------------
+// --- Valkey 9: atomic slot migration ----------------------------------------------------------
 
 class AtomicMigrationTest : public ::testing::Test {
  protected:
@@ -231,7 +231,7 @@ class AtomicMigrationTest : public ::testing::Test {
     }
     return false;
   }
-  // What servers without it answer.
+  // The answer of servers without it.
   void ExpectUnknown() {
     const Reply reply =
         old_.Do("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot_, slot_, "NODE", cluster_.id(1));
@@ -258,7 +258,7 @@ class AtomicMigrationTest : public ::testing::Test {
   Client& new_ = cluster_.client(1);
 };
 
-TEST_F(AtomicMigrationTest, HoldsMoveAndWaitersAreSentAfterThem) {
+TEST_F(AtomicMigrationTest, HoldsMoveAndWaitersAreRedirected) {
   if (!Offered()) return ExpectUnknown();
   const int64_t token = MustAcquire(old_, key_, "alice");
   const std::string shared = "{" + key_ + "}shared";
@@ -283,7 +283,7 @@ TEST_F(AtomicMigrationTest, HoldsMoveAndWaitersAreSentAfterThem) {
   EXPECT_GT(bob_again.Read().integer, token);
 }
 
-TEST_F(AtomicMigrationTest, TokensRiseThereAndBackAgain) {
+TEST_F(AtomicMigrationTest, TokensRiseWhenSlotMovesThereAndBack) {
   if (!Offered()) return ExpectUnknown();
   int64_t last = 0;
   for (int round = 0; round < 3; round++) {
@@ -298,9 +298,9 @@ TEST_F(AtomicMigrationTest, TokensRiseThereAndBackAgain) {
   }
 }
 
-TEST_F(AtomicMigrationTest, Cancelled) {
+TEST_F(AtomicMigrationTest, CancelledMigrationKeepsHoldsAndWaiters) {
   if (!Offered()) return ExpectUnknown();
-  // So much to copy that it takes a moment.
+  // Enough data to make the copy take a while.
   const std::string ballast = "{" + key_ + "}ballast";
   ASSERT_EQ(old_.Do("DEBUG", "POPULATE", 200000, ballast, 100), Reply::Ok());
   const int64_t token = MustAcquire(old_, key_, "alice");

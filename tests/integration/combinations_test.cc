@@ -1,5 +1,5 @@
-// The tables of docs/commands.md that say which options go together, and what an owner's request
-// does to the hold that it has: every cell of them, on a real server.
+// The tables of docs/commands.md that say which options can be combined, and what a request does to
+// a lock that its owner already holds. Every cell is tried on a real server.
 
 #include <gtest/gtest.h>
 
@@ -50,7 +50,7 @@ std::vector<Table> ReadTables() {
 
 class CombinationsTest : public SharedWaitingTest<CombinationsTest> {
  protected:
-  // The table number `index`, which has as many rows and columns; the headings not counted.
+  // Table `index`, which must have that many rows and columns, not counting the headings.
   static Table TableOf(size_t index, size_t rows, size_t columns) {
     const std::vector<Table> tables = ReadTables();
     EXPECT_EQ(tables.size(), 3U);
@@ -65,33 +65,33 @@ class CombinationsTest : public SharedWaitingTest<CombinationsTest> {
 
 // --- Options of one request -------------------------------------------------------------------
 
-// How each option is given.
+// How each option is written.
 const std::map<std::string, Command> kOptions = {
     {"WAIT", {"WAIT", "60000"}},  {"SHARED", {"SHARED"}},         {"LIMIT", {"LIMIT", "2"}},
     {"REENTRANT", {"REENTRANT"}}, {"SESSION", {"SESSION"}},       {"LINGER", {"LINGER", "12345"}},
     {"FLOOR", {"FLOOR", "5"}},    {"ALSO", {"ALSO", "1", "job2"}}};
 
-class OptionsTest : public CombinationsTest {
+class OptionCombinationsTest : public CombinationsTest {
  protected:
-  // `asker` asks for "job" with these options; then what each of them promises must be true.
+  // `requester` requests "job" with these options; then the effect of each of them is checked.
   void ExpectWorks(const std::string& first, const std::string& second) {
     const auto given = [&](const char* option) { return first == option || second == option; };
     Command request = Acquiring("job", "me", kOptions.at(first));
     const Command& more = kOptions.at(second);
     request.insert(request.end(), more.begin(), more.end());
 
-    // Without WAIT the lock is free, with it it becomes so.
-    Waiter asker(server());
+    // Without WAIT the lock is free; with it the lock is released while the call waits.
+    Waiter requester(server());
     Reply token;
     if (given("WAIT")) {
       MustAcquire(client_, "job", "another");
       EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("waiting"), Reply::Int(0));
-      asker.Wait(request);
+      requester.Wait(request);
       EXPECT_EQ(LineOf(client_, "job"), std::vector<std::string>{"me"});
       EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "another"), Reply::Int(1));
-      token = asker.Read();
+      token = requester.Read();
     } else {
-      token = asker.Do(request);
+      token = requester.Do(request);
     }
     ASSERT_TRUE(token.IsInteger()) << token;
 
@@ -106,7 +106,7 @@ class OptionsTest : public CombinationsTest {
       EXPECT_EQ(hold.Field("count"), Reply::Int(1));
       EXPECT_EQ(hold.Field("session"), Reply::Int(given("SESSION") ? 1 : 0));
       EXPECT_EQ(hold.Field("linger-ms"), Reply::Int(given("LINGER") ? 12345 : 0));
-      // Who else may come in.
+      // Which other owners can enter.
       EXPECT_EQ(client_.Do(Acquiring(key, "reader", {"SHARED"})).IsInteger(), given("SHARED"));
       EXPECT_EQ(client_.Do(Acquiring(key, "permit", {"LIMIT", "2"})).IsInteger(), given("LIMIT"));
       EXPECT_EQ(client_.Do(Acquiring(key, "permit 3", {"LIMIT", "2"})), Reply::Nil());
@@ -114,13 +114,13 @@ class OptionsTest : public CombinationsTest {
     }
     EXPECT_EQ(client_.Do("EXISTS", "job2"), Reply::Int(given("ALSO") ? 1 : 0));
 
-    // Asking again, on the same connection.
-    EXPECT_EQ(asker.Do(request), token);
+    // Reacquiring on the same connection.
+    EXPECT_EQ(requester.Do(request), token);
     for (const std::string& key : keys) {
       EXPECT_EQ(HoldOf(client_, key, "me").Field("count"), Reply::Int(given("REENTRANT") ? 2 : 1));
     }
-    asker.Close();
-    AwaitGone(client_, asker.id());
+    requester.Close();
+    AwaitGone(client_, requester.id());
     for (const std::string& key : keys) {
       EXPECT_EQ(HoldOf(client_, key, "me").IsNil(), given("SESSION")) << "the connection closed";
       if (given("SESSION") && given("LINGER")) {
@@ -144,7 +144,7 @@ class OptionsTest : public CombinationsTest {
   }
 };
 
-TEST_F(OptionsTest, OfOneRequest) {
+TEST_F(OptionCombinationsTest, EveryPairBehavesAsDocumented) {
   const Table table = TableOf(0, kOptions.size(), kOptions.size());
   ASSERT_FALSE(table.empty());
   size_t cells = 0;
@@ -170,20 +170,20 @@ TEST_F(OptionsTest, OfOneRequest) {
   EXPECT_EQ(cells, 64U);
 }
 
-// --- The hold that the owner has --------------------------------------------------------------
+// --- A lock that the owner already holds ------------------------------------------------------
 
-// What is asked for, by the heading.
+// The request for each heading.
 const std::map<std::string, Command> kRequests = {{"asks for exclusive", {}},
                                                   {"asks for SHARED", {"SHARED"}},
                                                   {"asks for LIMIT", {"LIMIT", "2"}}};
 
-class HoldsTest : public CombinationsTest {
+class HoldCombinationsTest : public CombinationsTest {
  protected:
-  // Brings about what the first cell of a row says, for "me" and these keys, and returns the
-  // highest token that "me" has.
+  // Sets up the state that the first cell of a row describes, for "me" and these keys. Returns the
+  // highest token that "me" holds.
   using Prepare = std::function<int64_t()>;
 
-  // Options and, if there are several keys, ALSO.
+  // The options and, for several keys, ALSO.
   Command Request(Command options, int64_t lease_ms = kMinute) const {
     if (keys_.size() > 1) {
       options.insert(options.end(), {"ALSO", std::to_string(keys_.size() - 1)});
@@ -225,7 +225,7 @@ class HoldsTest : public CombinationsTest {
     return token;
   }
 
-  // Does the request and judges its answer, and what is held afterwards, by the cell.
+  // Sends the request, and checks its reply and the resulting holds against the cell.
   void ExpectCell(const std::string& cell, const Command& options, int64_t held) {
     const Reply before = Digest();
     const auto modes = [this] {
@@ -271,7 +271,7 @@ class HoldsTest : public CombinationsTest {
     }
   }
 
-  // All cells of a table, each in all the ways in which its row can be brought about.
+  // All cells of a table, each with every way to set up the state of its row.
   void ExpectTable(const Table& table, const std::map<std::string, std::vector<Prepare>>& rows) {
     ASSERT_EQ(table.size(), rows.size() + 1);
     for (size_t y = 1; y < table.size(); y++) {
@@ -292,7 +292,7 @@ class HoldsTest : public CombinationsTest {
   std::vector<std::string> keys_ = {"job"};
 };
 
-TEST_F(HoldsTest, OfOneLock) {
+TEST_F(HoldCombinationsTest, RequestsForOneHeldLockBehaveAsDocumented) {
   ExpectTable(TableOf(1, 6, 3), {
                                     {"exclusive", {[this] { return Hold({}); }}},
                                     {"shared, alone", {[this] { return Hold({"SHARED"}); }}},
@@ -305,7 +305,7 @@ TEST_F(HoldsTest, OfOneLock) {
                                 });
 }
 
-TEST_F(HoldsTest, OfASet) {
+TEST_F(HoldCombinationsTest, RequestsForHeldSetBehaveAsDocumented) {
   keys_ = {"a", "b", "c"};
   const auto apart = [this](const Command& options, size_t how_many) -> Prepare {
     return [=, this] { return HoldApart(options, how_many); };

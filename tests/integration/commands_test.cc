@@ -1,4 +1,4 @@
-// Every command's replies in both protocols, and who owns a lock when.
+// The replies of every command in both protocols, and the ownership of locks over time.
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ class CommandsTest : public SharedServerTest<CommandsTest> {
  protected:
   Reply Do(const Command& command) { return client_.Do(command); }
 
-  // Waits for the end of the lease, by the server's clock and not by its tidying up.
+  // Waits for the end of the lease by the server's clock, not for the removal of the key.
   void AwaitEnd(const std::string& key) {
     EXPECT_TRUE(Eventually([&] { return Do({"LOCK.FENCE", key}).IsNil(); }));
   }
@@ -37,15 +37,15 @@ class CommandsTest : public SharedServerTest<CommandsTest> {
 
 // --- Replies ----------------------------------------------------------------------------------
 
-// The whole reply of LOCK.INFO about an exclusive holder. Its times are those that `seen`, the
-// reply itself, tells: they are checked apart.
+// The complete reply of LOCK.INFO for one exclusive holder. Its times are taken from `seen`, the
+// reply itself, and checked separately.
 Reply ExpectedInfo(int version, const std::string& owner, int64_t token, const Reply& seen) {
   return InfoReply(version, "exclusive", owner, Reply::Int(token),
                    Reply::Int(HolderField(seen, "lease-left-ms").integer),
                    Reply::Int(HolderField(seen, "held-ms").integer));
 }
 
-// Each command in each of its situations, on any connection.
+// Each command in each of its situations, over any connection.
 template <typename Connection>
 void CheckReplies(int version, Connection& connection) {
   const auto ask = [&connection](const auto&... args) { return connection.Do(args...); };
@@ -90,7 +90,7 @@ void CheckReplies(int version, Connection& connection) {
 
 TEST_F(CommandsTest, RepliesInResp2) { CheckReplies(2, client_); }
 
-TEST_F(CommandsTest, RepliesInResp2HeldToTheProtocol) {
+TEST_F(CommandsTest, RawRepliesInResp2AreWellFormed) {
   RawConnection raw = ConnectRaw(2);
   CheckReplies(2, raw);
 }
@@ -100,7 +100,7 @@ TEST_F(CommandsTest, RepliesInResp3) {
   CheckReplies(3, raw);
 }
 
-TEST_F(CommandsTest, NullIsEachProtocolsOwn) {
+TEST_F(CommandsTest, NullReplyFollowsProtocolVersion) {
   MustAcquire(client_, "busy", "alice");
   for (const auto& [version, null] : {std::pair(2, "$-1"), std::pair(3, "_")}) {
     RawConnection raw = ConnectRaw(version);
@@ -113,7 +113,7 @@ TEST_F(CommandsTest, NullIsEachProtocolsOwn) {
   }
 }
 
-TEST_F(CommandsTest, InfoTellsTimes) {
+TEST_F(CommandsTest, InfoReportsTimes) {
   MustAcquire(client_, "job", "alice", 60000);
   EXPECT_TRUE(Eventually([&] { return Holder("job", "held-ms").integer >= 5; }));
   const int64_t before = ServerNow(client_);
@@ -130,7 +130,7 @@ TEST_F(CommandsTest, InfoTellsTimes) {
   EXPECT_GT(Holder("job", "lease-left-ms").integer, 60000);
 }
 
-TEST_F(CommandsTest, KeywordsInAnyCaseAndInline) {
+TEST_F(CommandsTest, KeywordsIgnoreCaseAlsoInInlineCommands) {
   EXPECT_TRUE(Do({"lock.acquire", "job", "alice", "px", "60000"}).IsInteger());
   EXPECT_EQ(Do({"Lock.Touch", "job", "alice", "eX", "60"}), Reply::Int(1));
   EXPECT_EQ(Do({"lock.release", "job", "ALICE"}), Reply::Int(0)) << "an owner is bytes";
@@ -141,7 +141,7 @@ TEST_F(CommandsTest, KeywordsInAnyCaseAndInline) {
 
 // --- Ownership --------------------------------------------------------------------------------
 
-TEST_F(CommandsTest, TheSameOwnerAsksAgain) {
+TEST_F(CommandsTest, ReacquireKeepsTokenAndCountsOnce) {
   const int64_t token = MustAcquire(client_, "job", "alice", 60000);
   EXPECT_EQ(MustAcquire(client_, "job", "alice", 500000), token);
   EXPECT_GT(Do({"PTTL", "job"}).integer, 60000) << "the lease restarts, longer";
@@ -149,13 +149,13 @@ TEST_F(CommandsTest, TheSameOwnerAsksAgain) {
   EXPECT_LE(Do({"PTTL", "job"}).integer, 30000) << "or shorter";
   EXPECT_EQ(Do({"DBSIZE"}), Reply::Int(1));
 
-  // However often it asked, it holds once.
+  // It holds the lock once, however often it asked.
   EXPECT_EQ(Do({"LOCK.RELEASE", "job", "alice"}), Reply::Int(1));
   EXPECT_EQ(Do({"LOCK.RELEASE", "job", "alice"}), Reply::Int(0));
 }
 
 // A lease ends exactly that long after the command ran.
-TEST_F(CommandsTest, LeasesAreExactAndTheTtlFollows) {
+TEST_F(CommandsTest, LeaseIsExactAndTtlFollowsIt) {
   const std::vector<std::pair<Command, int64_t>> cases = {
       {{"LOCK.ACQUIRE", "job", "alice", "PX", "50001"}, 50001},
       {{"LOCK.ACQUIRE", "job", "alice", "EX", "7"}, 7000},
@@ -172,11 +172,11 @@ TEST_F(CommandsTest, LeasesAreExactAndTheTtlFollows) {
   }
 }
 
-// As Redis keys do, a hold lives through the whole of its last millisecond and not a moment longer.
-// A script asks without a pause, to meet the last millisecond and the one after it; and while it
-// runs the server itself removes no key, so that it is the lease that ends. TIME may stand still in
-// a script, so another lock tells the time; the server's own clock confirms it before and after.
-TEST_F(CommandsTest, HoldsEndWithTheirLease) {
+// Like a Redis key, a hold is live through the whole of its last millisecond and no longer. A
+// script polls without a pause to hit the last millisecond and the one after it. While it runs the
+// server removes no keys, so it is the lease that ends. TIME may stand still in a script, so
+// another lock serves as the clock; the server's own clock confirms it before and after.
+TEST_F(CommandsTest, HoldEndsAfterLastMillisecondOfLease) {
   const std::string script = R"(
     redis.call('LOCK.ACQUIRE', KEYS[2], 'clock', 'PX', 60000)
     local full = redis.call('PEXPIRETIME', KEYS[2])
@@ -216,12 +216,12 @@ TEST_F(CommandsTest, HoldsEndWithTheirLease) {
   EXPECT_EQ(verdict, Reply::Str("right"));
 }
 
-TEST_F(CommandsTest, TheServerTidiesUpWhatNobodyAsksAbout) {
+TEST_F(CommandsTest, ServerRemovesExpiredLockNobodyAsksFor) {
   MustAcquire(client_, "job", "alice", 1);
   EXPECT_TRUE(Eventually([&] { return Do({"DBSIZE"}) == Reply::Int(0); }));
 }
 
-TEST_F(CommandsTest, ALostHoldIsNeverRevived) {
+TEST_F(CommandsTest, LostHoldIsNeverRevived) {
   const int64_t token = MustAcquire(client_, "job", "alice", 5);
   AwaitEnd("job");
   EXPECT_EQ(Do({"LOCK.TOUCH", "job", "alice", "PX", "60000"}), Reply::Int(0));
@@ -233,7 +233,7 @@ TEST_F(CommandsTest, ALostHoldIsNeverRevived) {
   EXPECT_EQ(Do({"LOCK.FENCE", "job", std::to_string(token)}), Reply::Int(0));
 }
 
-TEST_F(CommandsTest, StolenLock) {
+TEST_F(CommandsTest, FormerHolderCannotAffectNewHolder) {
   const int64_t alices = MustAcquire(client_, "job", "alice", 5);
   AwaitEnd("job");
   const int64_t bobs = MustAcquire(client_, "job", "bob");
@@ -251,7 +251,7 @@ TEST_F(CommandsTest, StolenLock) {
   EXPECT_EQ(Do({"LOCK.RELEASE", "job", "bob"}), Reply::Int(1));
 }
 
-TEST_F(CommandsTest, AShortenedLeaseEndsSooner) {
+TEST_F(CommandsTest, ShortenedLeaseEndsSooner) {
   MustAcquire(client_, "touched", "alice");
   EXPECT_EQ(Do({"LOCK.TOUCH", "touched", "alice", "PX", "1"}), Reply::Int(1));
   MustAcquire(client_, "reacquired", "alice");
@@ -262,7 +262,7 @@ TEST_F(CommandsTest, AShortenedLeaseEndsSooner) {
   }
 }
 
-TEST_F(CommandsTest, ALaterGrantHasALargerToken) {
+TEST_F(CommandsTest, LaterGrantHasLargerToken) {
   int64_t last = 0;
   for (int i = 0; i < 100; i++) {
     const int64_t token = MustAcquire(client_, "job", i % 2 == 0 ? "alice" : "bob");
@@ -272,8 +272,8 @@ TEST_F(CommandsTest, ALaterGrantHasALargerToken) {
   }
 }
 
-// A connection means nothing: owners are who they say they are.
-TEST_F(CommandsTest, OwnersAreNotConnections) {
+// Owners are identified by their name, not by a connection.
+TEST_F(CommandsTest, OwnerMayUseAnyConnection) {
   Client other = server().Connect();
   const int64_t token = MustAcquire(client_, "job", "alice");
   EXPECT_EQ(MustAcquire(other, "job", "alice"), token);
@@ -295,13 +295,13 @@ TEST_F(CommandsTest, KeysAndOwnersAreAnyBytes) {
     EXPECT_EQ(info, ExpectedInfo(version, every_byte, token, info));
   }
   EXPECT_EQ(Do({"LOCK.FENCE", almost}), Reply::Nil());
-  for (const std::string& stranger : {almost, every_byte.substr(0, 255), every_byte.substr(1)}) {
-    EXPECT_EQ(Do({"LOCK.RELEASE", every_byte, stranger}), Reply::Int(0));
+  for (const std::string& other : {almost, every_byte.substr(0, 255), every_byte.substr(1)}) {
+    EXPECT_EQ(Do({"LOCK.RELEASE", every_byte, other}), Reply::Int(0));
   }
   EXPECT_EQ(Do({"LOCK.TOUCH", every_byte, every_byte, "EX", "60"}), Reply::Int(1));
   EXPECT_EQ(Do({"LOCK.RELEASE", every_byte, every_byte}), Reply::Int(1));
 
-  // Zero bytes count like others.
+  // NUL bytes are significant.
   MustAcquire(client_, "job", std::string(2, '\0'));
   for (const size_t size : {1U, 3U}) {
     EXPECT_EQ(Do({"LOCK.RELEASE", "job", std::string(size, '\0')}), Reply::Int(0));
@@ -309,7 +309,7 @@ TEST_F(CommandsTest, KeysAndOwnersAreAnyBytes) {
   EXPECT_EQ(Do({"LOCK.RELEASE", "job", std::string(2, '\0')}), Reply::Int(1));
 }
 
-TEST_F(CommandsTest, TheEmptyKeyIsAKey) {
+TEST_F(CommandsTest, EmptyKeyIsValid) {
   const int64_t token = MustAcquire(client_, "", "alice");
   EXPECT_EQ(Do({"LOCK.ACQUIRE", "", "bob", "PX", "1"}), Reply::Nil());
   EXPECT_EQ(Do({"LOCK.FENCE", "", std::to_string(token)}), Reply::Int(1));
@@ -319,7 +319,7 @@ TEST_F(CommandsTest, TheEmptyKeyIsAKey) {
   EXPECT_EQ(Do({"EXISTS", ""}), Reply::Int(0));
 }
 
-TEST_F(CommandsTest, LocksOfDifferentDatabasesAreDifferent) {
+TEST_F(CommandsTest, LocksOfDifferentDatabasesAreIndependent) {
   MustAcquire(client_, "job", "alice");
   EXPECT_EQ(Do({"SELECT", "5"}), Reply::Ok());
   EXPECT_EQ(Do({"LOCK.FENCE", "job"}), Reply::Nil());

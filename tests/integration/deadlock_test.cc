@@ -1,4 +1,4 @@
-// Waits that would never end are refused when they begin, and no others.
+// Waits that would never end are refused at once, and no others.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 class DeadlockTest : public SharedWaitingTest<DeadlockTest> {
  protected:
-  // `owner` asks for `key` and would wait.
+  // `owner` requests `key` and would wait.
   Reply Ask(std::string_view key, std::string_view owner) {
     return client_.Do(AcquireWaiting(key, owner));
   }
@@ -23,14 +23,14 @@ class DeadlockTest : public SharedWaitingTest<DeadlockTest> {
   static Reply Cycle(const std::string& text) { return Reply::Error("DEADLOCK " + text); }
 };
 
-TEST_F(DeadlockTest, OfTwo) {
+TEST_F(DeadlockTest, CycleOfTwoIsRefused) {
   MustAcquire(client_, "a", "worker-1");
   MustAcquire(client_, "b", "worker-2");
   Waiter two(server(), "a", "worker-2");
   EXPECT_EQ(Ask("b", "worker-1"),
             Cycle("waiting for \"b\" would close the cycle worker-1 -> \"b\" -> worker-2 -> \"a\" "
                   "-> worker-1"));
-  // The line is as it was, one try is allowed, and the way out works.
+  // The queue is unchanged, a call without WAIT is allowed, and releasing resolves the conflict.
   EXPECT_EQ(WaitersNow(client_), "1");
   EXPECT_EQ(client_.Do("LOCK.ACQUIRE", "b", "worker-1", "PX", 1), Reply::Nil());
   EXPECT_EQ(client_.Do(AcquireWaiting("b", "worker-1", {.wait_ms = 0})), Reply::Nil());
@@ -44,7 +44,7 @@ TEST_F(DeadlockTest, OfTwo) {
   EXPECT_TRUE(one.Read().IsInteger());
 }
 
-TEST_F(DeadlockTest, OfThree) {
+TEST_F(DeadlockTest, CycleOfThreeIsRefused) {
   MustAcquire(client_, "a", "1");
   MustAcquire(client_, "b", "2");
   MustAcquire(client_, "c", "3");
@@ -58,7 +58,7 @@ TEST_F(DeadlockTest, OfThree) {
 }
 
 // A ring of 50, closed by the last.
-TEST_F(DeadlockTest, OfMany) {
+TEST_F(DeadlockTest, CycleOfFiftyIsRefused) {
   std::vector<Waiter> waiters;
   for (int i = 0; i < 50; i++) MustAcquire(client_, "k" + std::to_string(i), std::to_string(i));
   for (int i = 0; i < 49; i++) {
@@ -75,23 +75,23 @@ TEST_F(DeadlockTest, OfMany) {
   Waiter outsider(server(), "k0", "outsider");
 }
 
-// Whoever stands before one is waited for too.
-TEST_F(DeadlockTest, QueueOrderCounts) {
+// Waiters ahead are waited for, too.
+TEST_F(DeadlockTest, WaiterAheadCanCloseCycle) {
   MustAcquire(client_, "a", "alice");
   MustAcquire(client_, "b", "bob");
   Waiter carol(server(), "a", "carol");
   Waiter dave(server(), "b", "carol");  // carol also waits for bob
-  // bob would stand behind carol, who waits for bob's lock.
+  // bob would wait behind carol, who waits for bob's lock.
   EXPECT_EQ(Ask("a", "bob"),
             Cycle("waiting for \"a\" would close the cycle bob -> \"a\" -> carol -> \"b\" -> bob"));
-  // Once she has left that line he may.
+  // Once she has left that queue he can wait.
   dave.Close();
   ASSERT_TRUE(Eventually([&] { return WaitersNow(client_) == "1"; }));
   Waiter bob(server(), "a", "bob");
 }
 
-// Also further down: bob holds what alice asks for, and stands behind carol, who waits for alice.
-TEST_F(DeadlockTest, QueueOrderCountsInLinesOfOthers) {
+// Also indirectly: bob holds what alice requests, and waits behind carol, who waits for alice.
+TEST_F(DeadlockTest, WaiterAheadOfOtherOwnerCanCloseCycle) {
   MustAcquire(client_, "a", "alice");
   MustAcquire(client_, "b", "bob");
   MustAcquire(client_, "c", "outsider");
@@ -102,7 +102,7 @@ TEST_F(DeadlockTest, QueueOrderCountsInLinesOfOthers) {
   EXPECT_EQ(Ask("b", "alice"),
             Cycle("waiting for \"b\" would close the cycle alice -> \"b\" -> bob -> \"c\" -> carol "
                   "-> \"a\" -> alice"));
-  // Those behind bob do not matter to him.
+  // Waiters behind bob do not matter to him.
   carol.Close();
   ASSERT_TRUE(Eventually([&] {
     return LineOf(client_, "c") == std::vector<std::string>{"bob", "dave"};
@@ -110,19 +110,19 @@ TEST_F(DeadlockTest, QueueOrderCountsInLinesOfOthers) {
   Waiter alice(server(), "b", "alice");
 }
 
-TEST_F(DeadlockTest, ItsOwnLocksAreNoDeadlock) {
+TEST_F(DeadlockTest, OwnLocksCloseNoCycle) {
   MustAcquire(client_, "a", "alice");
   const Reply token = client_.Do("LOCK.FENCE", "a");
   Waiter bob(server(), "a", "bob");
   EXPECT_EQ(Ask("a", "alice"), token) << "she holds it";
   MustAcquire(client_, "b", "carol");
   Waiter alice(server(), "b", "alice");
-  Waiter again(server(), "b", "alice");  // takes over her own place
+  Waiter again(server(), "b", "alice");  // takes over her own position
   EXPECT_TRUE(alice.Read().IsError("UNBLOCKED"));
   Waiter dave(server(), "b", "dave");
 }
 
-TEST_F(DeadlockTest, PlainLocksAreHeldByTheirValues) {
+TEST_F(DeadlockTest, PlainLockCanCloseCycle) {
   client_.Do("SET", "a", "worker-1");
   MustAcquire(client_, "b", "worker-2");
   Waiter two(server(), "a", "worker-2");
@@ -134,7 +134,7 @@ TEST_F(DeadlockTest, PlainLocksAreHeldByTheirValues) {
 }
 
 // A key of the same name in another database is another lock.
-TEST_F(DeadlockTest, AcrossDatabases) {
+TEST_F(DeadlockTest, CycleAcrossDatabasesIsRefused) {
   Client other = server().Connect();
   other.Do("SELECT", 1);
   MustAcquire(client_, "a", "worker-1");
@@ -145,11 +145,11 @@ TEST_F(DeadlockTest, AcrossDatabases) {
                   "-> worker-1"));
 }
 
-TEST_F(DeadlockTest, NoneAfterARelease) {
+TEST_F(DeadlockTest, ReleaseBreaksCycle) {
   MustAcquire(client_, "a", "worker-1");
   MustAcquire(client_, "b", "worker-2");
   Waiter one(server(), "b", "worker-1");
-  // In one pass: worker-1 has not been served yet, but nobody keeps it from "b".
+  // In one pass: worker-1 has not been served yet, but nothing blocks it from "b".
   RawConnection two = server().ConnectRaw();
   SendAtOnce(two, {{"LOCK.RELEASE", "b", "worker-2"}, AcquireWaiting("a", "worker-2")});
   EXPECT_EQ(two.ReadReply(), Reply::Int(1));
@@ -159,7 +159,7 @@ TEST_F(DeadlockTest, NoneAfterARelease) {
   EXPECT_TRUE(two.ReadReply().IsInteger());
 }
 
-TEST_F(DeadlockTest, NoneAfterALeaseATimeOutOrADeletion) {
+TEST_F(DeadlockTest, LeaseEndTimeOutAndDeletionBreakCycle) {
   const auto expect_free_way = [this](const char* how, const Command& first, const Command& after) {
     SCOPED_TRACE(how);
     StartAfresh();
@@ -182,8 +182,8 @@ TEST_F(DeadlockTest, NoneAfterALeaseATimeOutOrADeletion) {
                   {"RENAME", "a", "elsewhere"});
 }
 
-// What happens in other databases changes nothing, also not for a moment.
-TEST_F(DeadlockTest, StillThereAfterEventsElsewhere) {
+// Events in other databases change nothing, not even temporarily.
+TEST_F(DeadlockTest, EventsInOtherDatabasesDoNotBreakCycle) {
   MustAcquire(client_, "a", "worker-1");
   MustAcquire(client_, "b", "worker-2");
   Waiter two(server(), "a", "worker-2");
@@ -200,8 +200,8 @@ TEST_F(DeadlockTest, StillThereAfterEventsElsewhere) {
   }
 }
 
-// Locks on which the caller may not run LOCK.INFO, and who is behind them, are not told.
-TEST_F(DeadlockTest, HiddenKeys) {
+// Locks on which the caller may not run LOCK.INFO are hidden, with the owners that hold them.
+TEST_F(DeadlockTest, ErrorHidesKeysCallerMayNotInspect) {
   Client worker =
       server().ConnectAs("worker", {"~my:*", "+lock.acquire", "+lock.info", "(~secret +get)"});
   MustAcquire(client_, "my:a", "me");
@@ -220,21 +220,21 @@ TEST_F(DeadlockTest, HiddenKeys) {
                   "\"secret\" -> stranger -> \"my:a\" -> me"));
 }
 
-TEST_F(DeadlockTest, NamesAreQuotedWhereTheyMust) {
+TEST_F(DeadlockTest, ErrorQuotesUnprintableNames) {
   const std::string key = "a \"key\"\r\n";
   const std::string owner("two words\0", 10);
   MustAcquire(client_, key, owner);
   MustAcquire(client_, "b", "bob");
   Waiter bob(server(), key, "bob");
-  RawConnection raw = server().ConnectRaw();  // would notice a newline in the error
+  RawConnection raw = server().ConnectRaw();  // detects a newline in the error
   EXPECT_EQ(raw.Do(AcquireWaiting("b", owner)),
             Cycle(R"(waiting for "b" would close the cycle "two words\x00" -> "b" -> bob -> )"
                   R"("a \"key\"\x0d\x0a" -> "two words\x00")"));
 }
 
-// The same with everybody in motion: those who hold two locks in opposite orders never wait for
-// ever, because one of them is told.
-TEST_F(DeadlockTest, PhilosophersEat) {
+// The same under load: clients that take two locks in opposite orders never wait for ever, because
+// one of them gets an error.
+TEST_F(DeadlockTest, ClientsLockingInOppositeOrdersMakeProgress) {
   std::vector<RawConnection> philosophers;
   constexpr size_t kSeats = 5;
   for (size_t i = 0; i < kSeats; i++) philosophers.push_back(server().ConnectRaw());

@@ -1,5 +1,5 @@
-// What is written about the commands is what they do: in the server (LOCK.HELP, COMMAND DOCS), in
-// docs/commands.md, in the README and above the handlers.
+// The descriptions of the commands agree with each other and with their behaviour: in the server
+// (LOCK.HELP, COMMAND DOCS), in docs/commands.md, in the README and above the handlers.
 
 #include <gtest/gtest.h>
 #include <stdio.h>
@@ -26,7 +26,7 @@ class DocsTest : public SharedServerTest<DocsTest> {
  protected:
   Reply Do(const Command& command) { return client_.Do(command); }
 
-  // LOCK.HELP without what each command does.
+  // LOCK.HELP without the summary of each command.
   Lines HelpGrammar() {
     Lines lines = Do({"LOCK.HELP"}).Texts();
     EXPECT_FALSE(lines.empty());
@@ -43,7 +43,7 @@ class DocsTest : public SharedServerTest<DocsTest> {
 
   Reply Docs(const std::string& name) { return Do({"COMMAND", "DOCS", name}).Field(name); }
 
-  // What COMMAND INFO says: name, arity, flags, first, last, step, categories, tips, key specs.
+  // The fields of COMMAND INFO: name, arity, flags, first, last, step, categories, tips, key specs.
   std::vector<Reply> Info(const std::string& name) {
     const Reply reply = Do({"COMMAND", "INFO", name});
     if (reply.elements.size() != 1 || reply.elements[0].elements.size() < 9) {
@@ -89,7 +89,7 @@ std::string Render(const Reply& arguments, const std::string& between) {
   return text;
 }
 
-TEST_F(DocsTest, HelpListsEveryCommandOfACaller) {
+TEST_F(DocsTest, HelpListsEveryPublicCommand) {
   EXPECT_EQ(CommandNames(), (Lines{"LOCK.ACQUIRE", "LOCK.RELEASE", "LOCK.TOUCH", "LOCK.FENCE",
                                    "LOCK.INFO", "LOCK.LIST", "LOCK.TOP", "LOCK.HELP"}));
   Lines registered = Do({"COMMAND", "LIST", "FILTERBY", "MODULE", "turnstile"}).Texts();
@@ -113,7 +113,7 @@ TEST_F(DocsTest, CommandDocsAgreeWithHelp) {
   EXPECT_EQ(rendered, help);
 }
 
-// What each command takes time for.
+// The complexity of each command.
 const std::map<std::string, std::string> kComplexities = {
     {"LOCK.ACQUIRE", "O(log N) for each lock"},
     {"LOCK.RELEASE", "O(log N) for each lock, where N is the number of its holders, and O(1) for"},
@@ -136,11 +136,11 @@ TEST_F(DocsTest, CommandDocsAreComplete) {
   }
 }
 
-// Each section of docs/commands.md begins with its command's grammar.
-TEST_F(DocsTest, TheReferenceAgreesWithHelp) {
+// Each section of docs/commands.md begins with the grammar of its command.
+TEST_F(DocsTest, ReferenceAgreesWithHelp) {
   Lines grammar;
   bool wanted = false;
-  bool goes_on = false;  // a long one takes several lines
+  bool goes_on = false;  // a long grammar takes several lines
   for (const std::string& line : ReadSource("docs/commands.md")) {
     if (line.starts_with("## ")) wanted = line.starts_with("## LOCK.");
     const bool is_code = line.starts_with("    ");
@@ -157,7 +157,7 @@ TEST_F(DocsTest, TheReferenceAgreesWithHelp) {
   EXPECT_EQ(grammar, HelpGrammar());
 }
 
-TEST_F(DocsTest, TheReferenceHasASectionForEachCommand) {
+TEST_F(DocsTest, ReferenceHasSectionForEachCommand) {
   Lines headings;
   for (const std::string& line : ReadSource("docs/commands.md")) {
     if (line.starts_with("## LOCK.")) headings.push_back(line.substr(3));
@@ -165,15 +165,12 @@ TEST_F(DocsTest, TheReferenceHasASectionForEachCommand) {
   EXPECT_EQ(headings, CommandNames());
 }
 
-// The comment above each handler, of one line or more, is its command's grammar.
-TEST_F(DocsTest, TheHandlersAgreeWithHelp) {
+// The comment above each handler, of one or more lines, is the grammar of its command.
+TEST_F(DocsTest, HandlerCommentsAgreeWithHelp) {
   const std::regex handler(R"(int Handle(\w+)\(.*\{)");
   Lines grammar;
-  std::string comment;  // above the line
-  Lines lines = ReadSource("module/redis/handlers.cc");
-  const Lines more = ReadSource("module/redis/command_table.cc");  // that of LOCK.HELP
-  lines.insert(lines.end(), more.begin(), more.end());
-  for (const std::string& line : lines) {
+  std::string comment;  // above the current line
+  for (const std::string& line : ReadSource("module/redis/commands.cc")) {
     std::smatch match;
     if (line.starts_with("// ")) {
       comment += (comment.empty() ? "" : " ") + line.substr(3);
@@ -214,7 +211,7 @@ std::vector<TableRow> CommandTable() {
   return table;
 }
 
-// A correct request for any of the commands.
+// A valid request for each command.
 Command RequestOf(const std::string& name) {
   if (name == "LOCK.HELP" || name == "LOCK.LIST" || name == "LOCK.TOP") return {name};
   if (name == "LOCK.ACQUIRE" || name == "LOCK.TOUCH") return {name, "job", "alice", "PX", "60000"};
@@ -222,8 +219,8 @@ Command RequestOf(const std::string& name) {
   return {name, "job"};
 }
 
-// What a newcomer gets wrong most often, and the answer: as it is written, up to the dots.
-TEST_F(DocsTest, TheCommonestMistakes) {
+// The most common mistakes and the replies: as documented, up to the ellipsis.
+TEST_F(DocsTest, CommonMistakesGetDocumentedReplies) {
   const std::vector<Row> rows = ReadTable("docs/commands.md", "request");
   EXPECT_EQ(rows.size(), 7U);
   for (const Row& row : rows) {
@@ -235,13 +232,13 @@ TEST_F(DocsTest, TheCommonestMistakes) {
   }
 }
 
-TEST_F(DocsTest, TheTableHasEveryCommand) {
+TEST_F(DocsTest, CommandTableHasEveryCommand) {
   Lines names;
   for (const TableRow& row : CommandTable()) names.push_back(row.name);
   EXPECT_EQ(names, CommandNames());
 }
 
-TEST_F(DocsTest, TheTableHasTheFlagsAndKeys) {
+TEST_F(DocsTest, CommandTableHasFlagsAndKeys) {
   for (const TableRow& row : CommandTable()) {
     SCOPED_TRACE(row.name);
     const std::vector<Reply> info = Info(row.name);
@@ -250,8 +247,8 @@ TEST_F(DocsTest, TheTableHasTheFlagsAndKeys) {
     expected.insert("module");
     EXPECT_EQ(std::set(flags.begin(), flags.end()), expected);
 
-    // Keys that can stand elsewhere than in the first place are those after ALSO, which have a
-    // specification, and those after THEN, which the module itself finds.
+    // Keys at other positions than the first are those after ALSO, which have a key specification,
+    // and those after THEN, which the module reports itself.
     const std::vector<Reply>& specs = info[8].elements;
     const bool then = row.name == "LOCK.FENCE";
     const bool also = row.flags.contains("movablekeys") && !then;
@@ -290,7 +287,7 @@ TEST_F(DocsTest, TheTableHasTheFlagsAndKeys) {
   }
 }
 
-// "works", or the error that is named.
+// "works", or the documented error.
 void ExpectOutcome(const Reply& reply, const std::string& outcome) {
   if (outcome == "works") {
     EXPECT_FALSE(reply.IsError()) << reply;
@@ -300,7 +297,7 @@ void ExpectOutcome(const Reply& reply, const std::string& outcome) {
   }
 }
 
-TEST_F(DocsTest, TheTableTellsWhatWorksWhenMemoryIsFull) {
+TEST_F(DocsTest, CommandTableStatesWhatWorksWhenMemoryIsFull) {
   EXPECT_EQ(Do({"CONFIG", "SET", "maxmemory", "1"}), Reply::Ok());
   for (const TableRow& row : CommandTable()) {
     SCOPED_TRACE(row.name);
@@ -309,8 +306,8 @@ TEST_F(DocsTest, TheTableTellsWhatWorksWhenMemoryIsFull) {
   EXPECT_EQ(Do({"CONFIG", "SET", "maxmemory", "0"}), Reply::Ok());
 }
 
-TEST_F(DocsTest, TheTableTellsWhatWorksOnAReplica) {
-  // Its primary need not be there.
+TEST_F(DocsTest, CommandTableStatesWhatWorksOnReplica) {
+  // The primary need not be reachable.
   EXPECT_EQ(Do({"REPLICAOF", "127.0.0.1", "1"}), Reply::Ok());
   for (const char* read_only : {"yes", "no"}) {
     EXPECT_EQ(Do({"CONFIG", "SET", "replica-read-only", read_only}), Reply::Ok());
@@ -319,7 +316,7 @@ TEST_F(DocsTest, TheTableTellsWhatWorksOnAReplica) {
       ExpectOutcome(Do(RequestOf(row.name)), row.on_a_replica);
     }
   }
-  // LOCK.HELP is flagged as working also where data may be out of date, and nothing else is.
+  // Only LOCK.HELP is flagged as usable with stale data.
   EXPECT_EQ(Do({"CONFIG", "SET", "replica-serve-stale-data", "no"}), Reply::Ok());
   for (const TableRow& row : CommandTable()) {
     SCOPED_TRACE(row.name);
@@ -332,7 +329,7 @@ TEST_F(DocsTest, TheTableTellsWhatWorksOnAReplica) {
 
 // --- README and examples ----------------------------------------------------------------------
 
-// Replaces each token of 16 digits by the one that stands for it here.
+// Replaces each 16-digit token by the corresponding one of this run.
 std::string Translate(const std::string& text, const std::map<std::string, std::string>& tokens) {
   std::string result = text;
   for (const auto& [written, live] : tokens) {
@@ -366,9 +363,9 @@ std::vector<Exchange> ReadSession() {
   return session;
 }
 
-TEST_F(DocsTest, TheReadmesSession) {
+TEST_F(DocsTest, ReadmeSessionGivesPrintedReplies) {
   const std::regex token(R"(\(integer\) (\d{16}))");
-  std::map<std::string, std::string> tokens;  // as written -> as issued here
+  std::map<std::string, std::string> tokens;  // documented -> issued in this run
   const std::vector<Exchange> session = ReadSession();
   EXPECT_EQ(session.size(), 10U);
   for (const Exchange& exchange : session) {
@@ -386,7 +383,7 @@ TEST_F(DocsTest, TheReadmesSession) {
   EXPECT_LT(tokens.begin()->second, tokens.rbegin()->second) << "they rise as they are written";
 }
 
-TEST_F(DocsTest, TheReadmesCommandsAgreeWithHelp) {
+TEST_F(DocsTest, ReadmeCommandsAgreeWithHelp) {
   std::set<std::string> named;
   const std::regex name(R"(LOCK\.[A-Z]+)");
   for (const std::string& line : ReadSource("README.md")) {
@@ -399,7 +396,7 @@ TEST_F(DocsTest, TheReadmesCommandsAgreeWithHelp) {
   EXPECT_EQ(named, std::set(names.begin(), names.end()));
 }
 
-TEST_F(DocsTest, TheTableOfSettings) {
+TEST_F(DocsTest, SettingsTableMatchesServer) {
   const std::vector<Row> rows = ReadTable("docs/operations.md", "setting");
   const Reply settings = Do({"CONFIG", "GET", "turnstile.*"});
   EXPECT_EQ(settings.elements.size(), 2 * rows.size()) << settings;
@@ -409,7 +406,7 @@ TEST_F(DocsTest, TheTableOfSettings) {
     SCOPED_TRACE(name);
     EXPECT_EQ(settings.Field(name), Reply::Str(row[1])) << "default";
     if (row[2] == "yes, no") {
-      const bool button = name == "turnstile.reset-stats";  // reads as no whatever was set
+      const bool button = name == "turnstile.reset-stats";  // always reads as "no"
       for (const std::string value : {"yes", "no", "yes"}) {
         EXPECT_EQ(Do({"CONFIG", "SET", name, value}), Reply::Ok());
         EXPECT_EQ(Do({"CONFIG", "GET", name}).Field(name), Reply::Str(button ? "no" : value));
@@ -434,7 +431,7 @@ TEST_F(DocsTest, TheTableOfSettings) {
   }
 }
 
-TEST_F(DocsTest, TheRedisCliExampleRuns) {
+TEST_F(DocsTest, RedisCliExampleRuns) {
   const std::string script = SourcePath("client-examples/redis-cli/table-12.sh");
   FILE* pipe =
       popen(("sh '" + script + "' -p " + std::to_string(server().port()) + " 2>&1").c_str(), "r");

@@ -1,5 +1,5 @@
-// The server that the module is in: which it takes itself to be in, which it refuses, and what it
-// uses where a server has more.
+// Differences between servers: which ones the module supports and refuses, and which features it
+// uses where available.
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -34,10 +34,10 @@ class EngineTest : public SharedServerTest<EngineTest> {
   }
 };
 
-TEST_F(EngineTest, CommandsAreInCategoriesWhereModulesMayHaveThem) {
+TEST_F(EngineTest, CommandsAreInAclCategoriesIfSupported) {
   const bool may = !EngineOf(client_).starts_with("Redis 7.0");
   EXPECT_EQ(Texts({"ACL", "CAT"}).count("lock"), may ? 1U : 0U);
-  // Not by ACL CAT lock: Redict leaves out what comes from modules.
+  // Not with ACL CAT lock: Redict leaves out commands of modules.
   using Categories = std::set<std::string>;
   const auto categories_of = [&](const char* command) {
     constexpr size_t kAclCategories = 6;
@@ -60,7 +60,7 @@ TEST_F(EngineTest, CommandsAreInCategoriesWhereModulesMayHaveThem) {
     EXPECT_EQ(categories_of(command), may ? categories : Categories()) << command;
   }
 
-  // What that means for a user.
+  // The effect on a user's permissions.
   ASSERT_EQ(client_.Do("ACL", "SETUSER", "worker", "on", "nopass", "~*",
                        may ? "+@lock" : "+lock.acquire", may ? "-@read" : "-lock.info"),
             Reply::Ok());
@@ -70,8 +70,8 @@ TEST_F(EngineTest, CommandsAreInCategoriesWhereModulesMayHaveThem) {
   EXPECT_TRUE(worker.Do("LOCK.INFO", "job").IsError("NOPERM"));
 }
 
-// Valkey 8.1 forgets to do so by itself.
-TEST_F(EngineTest, MoveLeavesTheClientInItsDatabase) {
+// Valkey 8.1 does not restore the database by itself (see valkey-io/valkey#4024).
+TEST_F(EngineTest, MoveKeepsSelectedDatabaseOfClient) {
   ASSERT_EQ(client_.Do("SELECT", 3), Reply::Ok());
   ASSERT_EQ(client_.Do("SET", "thing", "here"), Reply::Ok());
   ASSERT_EQ(client_.Do("MOVE", "thing", 5), Reply::Int(1));
@@ -84,20 +84,20 @@ TEST_F(EngineTest, MoveLeavesTheClientInItsDatabase) {
 
 // --- Servers that are refused -----------------------------------------------------------------
 
-// Plays a server, as far as a module looks at one before it decides to stay.
+// Imitates a server as far as a module inspects it while loading.
 class FakeServer {
  public:
-  // `info`: the fields of INFO server. A version of 0: the server cannot be asked for it.
+  // `info`: the fields of INFO server. A version of 0: the server does not report one.
   FakeServer(int version, std::map<std::string, std::string> info) {
     version_ = version;
     info_ = std::move(info);
     log_.clear();
   }
 
-  // What the module's OnLoad returns: 0 if it stays.
+  // The result of the module's OnLoad: 0 if it loads.
   int Load() {
-    // Each time a copy, which knows nothing of other servers, and which stays: its C++ runtime does
-    // not tidy up.
+    // A new copy each time, which knows nothing of other servers. It stays loaded, because its C++
+    // runtime does not clean up.
     const std::string copy = ::testing::TempDir() + "turnstile-" + std::to_string(getpid()) + "-" +
                              std::to_string(loads_++) + ".so";
     std::filesystem::copy_file(ModulePath(), copy);
@@ -109,7 +109,7 @@ class FakeServer {
     }
     using OnLoad = int(void*, void**, int);
     auto* on_load = reinterpret_cast<OnLoad*>(dlsym(module, "RedisModule_OnLoad"));
-    // A module finds the function that finds all others where a context begins.
+    // A module finds the function that finds all others at the beginning of the context.
     void* context[8] = {reinterpret_cast<void*>(&GetApi)};
     return on_load(static_cast<void*>(context), nullptr, 0);
   }
@@ -162,7 +162,7 @@ class FakeServer {
   static inline std::vector<std::string> log_;
 };
 
-// One line, and it says all.
+// A single line that contains everything.
 void ExpectRefused(FakeServer& server, const std::string& engine) {
   EXPECT_EQ(server.Load(), 1);
   ASSERT_EQ(server.log().size(), 1U);

@@ -1,4 +1,4 @@
-// Files of every released version must load for ever: see tests/golden/README.md.
+// Files of every released version must load for ever; see tests/golden/README.md.
 
 #include <gtest/gtest.h>
 
@@ -76,7 +76,7 @@ std::vector<GoldenLock> GoldenLocks() {
   };
 }
 
-// The texts of the DUMPs, without comments, as bytes.
+// The DUMP payloads as bytes, without the comments.
 std::map<std::string, std::string> GoldenDumps() {
   std::map<std::string, std::string> dumps;
   std::string key;
@@ -122,7 +122,7 @@ void ExpectHeld(Client& client, const GoldenLock& lock) {
   }
 }
 
-// Strangers are kept out, and every holder prolongs and gives up what it holds.
+// Other owners are blocked, and every holder can touch and release its lock.
 void ExpectUsable(Client& client, const GoldenLock& lock) {
   SCOPED_TRACE(lock.key);
   EXPECT_EQ(client.Do("LOCK.ACQUIRE", lock.key, "stranger", "PX", 1), Reply::Nil());
@@ -137,7 +137,7 @@ void ExpectUsable(Client& client, const GoldenLock& lock) {
   EXPECT_GT(MustAcquire(client, lock.key, "stranger"), 1700000000013013);
 }
 
-// Starts a server on one of the files, under the name by which servers look for it.
+// Starts a server on one of the files, under the name that servers expect.
 void ExpectGolden(const std::string& file, const std::string& name,
                   const std::vector<std::string>& args) {
   Server server;
@@ -156,7 +156,7 @@ void ExpectGolden(const std::string& file, const std::string& name,
   EXPECT_EQ(client.Do("LOCK.INFO", "golden:plain").Field("holders").elements.at(0).Field("owner"),
             Reply::Str("plain-owner"));
 
-  // What was read is written as it was. (The footer has the RDB version of the server.)
+  // Saving writes back the same bytes. (The footer contains the RDB version of the server.)
   for (const auto& [key, golden] : GoldenDumps()) {
     const auto dump = DumpPayload::Open(client.Do("DUMP", key).text);
     ASSERT_TRUE(dump.has_value());

@@ -1,6 +1,6 @@
-// turnstile.failover-grace-ms: for that long after a start and after a promotion nobody becomes a
-// holder, so that holders this server has not heard of can finish. What it is for is measured at
-// the end: without it, at failovers that lose writes, two clients believe that they hold a lock.
+// turnstile.failover-grace-ms: for that long after a start or promotion nobody becomes a new
+// holder, so that holders unknown to this server can finish. The last test measures the purpose:
+// without it, two clients believe that they hold the same lock after failovers that lose writes.
 
 #include <gtest/gtest.h>
 
@@ -32,13 +32,13 @@ int64_t GraceLeft(Client& client) {
   return std::stoll(InfoField(client, "turnstile", "turnstile_grace_left_ms"));
 }
 
-// The last millisecond of the grace by the server's clock, between these two.
+// The last millisecond of the grace period by the server's clock lies between these two.
 struct End {
   int64_t earliest;
   int64_t latest;
 };
 
-// Makes a long grace end so soon.
+// Makes a long grace period end that soon.
 End EndGraceIn(Client& client, int64_t ms) {
   const int64_t whole = std::stoll(client.Do("CONFIG", "GET", kSetting).Field(kSetting).text);
   const int64_t before = ServerNow(client);
@@ -49,19 +49,19 @@ End EndGraceIn(Client& client, int64_t ms) {
   return {before + ms, after + ms};
 }
 
-// When the lock was granted that is held for a minute, by the server's clock.
+// The time of the grant of a lock that is held for a minute, by the server's clock.
 int64_t GrantedAt(Client& client, std::string_view key) { return EndOf(client, key) - kMinute; }
 
 Reply Ask(Client& client, std::string_view key, std::string_view owner) {
   return client.Do("LOCK.ACQUIRE", key, owner, "PX", kMinute);
 }
 
-// A server that can be promoted at any time, on which nobody waits and no grace is left.
+// A server that can be promoted at any time, with no waiters and no grace period at first.
 class GraceTest : public SharedWaitingTest<GraceTest> {
  protected:
   GraceTest() { SetGrace(client_, 0); }
 
-  // What is held stays. Who waits is sent away.
+  // Holds are kept; waiters are unblocked.
   void Promote(int64_t grace_ms = kMinute) {
     SetGrace(client_, grace_ms);
     EXPECT_EQ(client_.Do("REPLICAOF", "127.0.0.1", kNowhere), Reply::Ok());
@@ -70,9 +70,9 @@ class GraceTest : public SharedWaitingTest<GraceTest> {
   }
 };
 
-// --- How long ------------------------------------------------------------------------------------
+// --- Duration ------------------------------------------------------------------------------------
 
-// Nobody is granted anything until the end of the grace, and from then on everybody.
+// Nothing is granted until the end of the grace period, and everything afterwards.
 void ExpectGraceToEndAt(Client& client, const End& end) {
   EXPECT_TRUE(Eventually([&] {
     const int64_t before = ServerNow(client);
@@ -88,7 +88,7 @@ void ExpectGraceToEndAt(Client& client, const End& end) {
   EXPECT_EQ(GraceLeft(client), 0);
 }
 
-TEST(GraceAfterAStartTest, IsOffByDefault) {
+TEST(GraceAfterStartTest, GraceIsOffByDefault) {
   Server server;
   Client client = server.Connect();
   EXPECT_EQ(client.Do("CONFIG", "GET", kSetting).Field(kSetting), Reply::Str("0"));
@@ -97,7 +97,7 @@ TEST(GraceAfterAStartTest, IsOffByDefault) {
   EXPECT_EQ(client.Do("LOCK.INFO", "job").Field("grace-left-ms"), Reply::Int(0));
 }
 
-TEST(GraceAfterAStartTest, NobodyIsGrantedANewHold) {
+TEST(GraceAfterStartTest, NoNewHoldIsGranted) {
   Server server({.args = {std::string("--") + kSetting, std::to_string(kMinute)}});
   Client client = server.Connect();
   const int64_t left = GraceLeft(client);
@@ -108,7 +108,7 @@ TEST(GraceAfterAStartTest, NobodyIsGrantedANewHold) {
   ExpectGraceToEndAt(client, EndGraceIn(client, 200));
 }
 
-TEST(GraceAfterAStartTest, HoldersInTheAofAreKnown) {
+TEST(GraceAfterStartTest, HoldersFromAofKeepTheirLocks) {
   Server server({.args = {"--appendonly", "yes", "--appendfsync", "always"}});
   Client client = server.Connect();
   const int64_t token = MustAcquire(client, "job", "me");
@@ -124,14 +124,14 @@ TEST(GraceAfterAStartTest, HoldersInTheAofAreKnown) {
   ExpectGraceToEndAt(client, EndGraceIn(client, 50));
 }
 
-TEST_F(GraceTest, AfterAPromotion) {
+TEST_F(GraceTest, PromotionStartsGrace) {
   Promote();
   EXPECT_EQ(Ask(client_, "job", "me"), Reply::Nil());
   EXPECT_GT(GraceLeft(client_), kMinute / 2);
   ExpectGraceToEndAt(client_, EndGraceIn(client_, 200));
 }
 
-TEST_F(GraceTest, EachPromotionBeginsItAnew) {
+TEST_F(GraceTest, EachPromotionRestartsGrace) {
   Promote();
   EndGraceIn(client_, 20);
   ASSERT_TRUE(Eventually([&] { return GraceLeft(client_) == 0; }));
@@ -141,14 +141,14 @@ TEST_F(GraceTest, EachPromotionBeginsItAnew) {
   EXPECT_LE(left, kMinute);
   EXPECT_GE(ServerNow(client_) + left, before + kMinute);
 
-  // A demotion within it sends away who waits.
+  // A demotion during the grace period unblocks waiters.
   Waiter waiter(server(), "job", "me");
   Promote();
   EXPECT_TRUE(waiter.Read().IsError("UNBLOCKED"));
   EXPECT_EQ(Ask(client_, "job", "me"), Reply::Nil());
 }
 
-TEST_F(GraceTest, FollowsItsSetting) {
+TEST_F(GraceTest, SettingChangesGraceAtOnce) {
   Promote();
   EXPECT_EQ(Ask(client_, "job", "me"), Reply::Nil());
   SetGrace(client_, 0);
@@ -162,7 +162,7 @@ TEST_F(GraceTest, FollowsItsSetting) {
   EXPECT_EQ(Ask(client_, "job", "me"), Reply::Nil());
 }
 
-TEST_F(GraceTest, IsShownInLockInfo) {
+TEST_F(GraceTest, LockInfoShowsGrace) {
   MustAcquire(client_, "job", "me");
   EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("grace-left-ms"), Reply::Int(0));
   Promote();
@@ -175,9 +175,9 @@ TEST_F(GraceTest, IsShownInLockInfo) {
   EXPECT_GT(client_.Do("LOCK.INFO", "free").Field("grace-left-ms").integer, kMinute / 2);
 }
 
-// --- Who gets nothing ----------------------------------------------------------------------------
+// --- Refused requests ----------------------------------------------------------------------------
 
-TEST_F(GraceTest, NewHoldersOfEveryKind) {
+TEST_F(GraceTest, NewHoldsOfEveryModeAreRefused) {
   const int64_t reader = client_.Do("LOCK.ACQUIRE", "read", "me", "PX", kMinute, "SHARED").integer;
   const int64_t one = client_.Do("LOCK.ACQUIRE", "few", "me", "PX", kMinute, "LIMIT", 5).integer;
   MustAcquire(client_, "some", "me");
@@ -203,7 +203,7 @@ TEST_F(GraceTest, NewHoldersOfEveryKind) {
   EXPECT_EQ(HolderField(client_.Do("LOCK.INFO", "read"), "token"), Reply::Int(reader));
   EXPECT_EQ(HolderField(client_.Do("LOCK.INFO", "few"), "token"), Reply::Int(one));
 
-  // What is wrong is as wrong as ever.
+  // Invalid requests get the same errors as ever.
   client_.Do("RPUSH", "list", "x");
   EXPECT_TRUE(client_.Do("LOCK.ACQUIRE", "job", "you", "PX", 0).IsError("ERR"));
   EXPECT_TRUE(Ask(client_, "list", "you").IsError("WRONGTYPE"));
@@ -219,14 +219,14 @@ TEST_F(GraceTest, NewHoldersOfEveryKind) {
   }
 }
 
-TEST_F(GraceTest, UpgradesAreRefusedAndTheSharedHoldStays) {
+TEST_F(GraceTest, UpgradesAreRefusedAndSharedHoldStays) {
   const Reply token = client_.Do("LOCK.ACQUIRE", "job", "me", "PX", kMinute, "SHARED");
   Promote();
   EXPECT_EQ(Ask(client_, "job", "me"), Reply::Nil());
   EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("mode"), Reply::Str("shared"));
   EXPECT_EQ(client_.Do("LOCK.FENCE", "job"), token);
 
-  // One that waits is served at the end, under a new token.
+  // A waiting upgrade is granted at the end, under a new token.
   Waiter waiter(server(), "job", "me");
   EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("mode"), Reply::Str("shared"));
   const End end = EndGraceIn(client_, 50);
@@ -235,13 +235,13 @@ TEST_F(GraceTest, UpgradesAreRefusedAndTheSharedHoldStays) {
   EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("mode"), Reply::Str("exclusive"));
 }
 
-TEST_F(GraceTest, PlainLocksStayPlain) {
+TEST_F(GraceTest, PlainLocksAreNotConverted) {
   client_.Do("SET", "plain", "me");
   Promote();
-  // Clients of SET NX are not held back.
+  // SET NX is not affected.
   EXPECT_EQ(client_.Do("SET", "another", "you", "NX", "PX", kMinute), Reply::Ok());
   EXPECT_EQ(client_.Do("SET", "another", "me", "NX", "PX", kMinute), Reply::Nil());
-  // A token would be something new. What the owner has is its own to keep and to give up.
+  // A conversion would issue a new token. The owner can still touch and release what it has.
   EXPECT_EQ(Ask(client_, "plain", "me"), Reply::Nil());
   EXPECT_EQ(Ask(client_, "another", "you"), Reply::Nil());
   EXPECT_EQ(client_.Do("GET", "plain"), Reply::Str("me"));
@@ -257,7 +257,7 @@ TEST_F(GraceTest, PlainLocksStayPlain) {
   MustAcquire(client_, "plain", "me");
 }
 
-TEST_F(GraceTest, LingeringOwnersGetNothingNew) {
+TEST_F(GraceTest, LingeringOwnersGetNoNewHold) {
   for (const char* key : {"job", "given up"}) {
     client_.Do("LOCK.ACQUIRE", key, "me", "PX", 1, "LINGER", kMinute);
     ASSERT_TRUE(Eventually([&] { return client_.Do("LOCK.FENCE", key).IsNil(); }));
@@ -275,7 +275,7 @@ TEST_F(GraceTest, LingeringOwnersGetNothingNew) {
   MustAcquire(client_, "given up", "me");
 }
 
-TEST_F(GraceTest, TransactionsAndScripts) {
+TEST_F(GraceTest, AppliesInTransactionsAndScripts) {
   const int64_t token = MustAcquire(client_, "mine", "me");
   Promote();
   client_.Do("MULTI");
@@ -302,9 +302,9 @@ TEST_F(GraceTest, TransactionsAndScripts) {
   EXPECT_EQ(client_.Do("EXISTS", "job"), Reply::Int(0));
 }
 
-// --- Who keeps what it has -----------------------------------------------------------------------
+// --- Current holders -----------------------------------------------------------------------------
 
-TEST_F(GraceTest, KnownHoldersGoOn) {
+TEST_F(GraceTest, KnownHoldersKeepTheirLocks) {
   const int64_t token = MustAcquire(client_, "job", "me", 30000);
   const Reply set = client_.Do("LOCK.ACQUIRE", "x", "me", "PX", kMinute, "ALSO", 1, "y");
   const Reply reader = client_.Do("LOCK.ACQUIRE", "read", "me", "PX", kMinute, "SHARED");
@@ -314,7 +314,7 @@ TEST_F(GraceTest, KnownHoldersGoOn) {
 
   const int64_t before = ServerNow(client_);
   EXPECT_EQ(client_.Do("LOCK.ACQUIRE", "job", "me", "PX", kMinute, "REENTRANT"), Reply::Int(token));
-  EXPECT_GE(EndOf(client_, "job"), before + kMinute) << "the lease starts anew";
+  EXPECT_GE(EndOf(client_, "job"), before + kMinute) << "the lease restarts";
   EXPECT_EQ(HolderField(client_.Do("LOCK.INFO", "job"), "count"), Reply::Int(2));
   EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "me", "PX", 2 * kMinute), Reply::Int(1));
   EXPECT_GE(EndOf(client_, "job"), before + 2 * kMinute);
@@ -322,7 +322,7 @@ TEST_F(GraceTest, KnownHoldersGoOn) {
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));
   EXPECT_EQ(client_.Do("LOCK.FENCE", "job"), Reply::Int(token)) << "counted twice";
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));
-  EXPECT_EQ(Ask(client_, "job", "me"), Reply::Nil()) << "given up is given up";
+  EXPECT_EQ(Ask(client_, "job", "me"), Reply::Nil()) << "a released lock is not granted again";
 
   EXPECT_EQ(client_.Do("LOCK.ACQUIRE", "x", "me", "PX", kMinute, "ALSO", 1, "y"), set);
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "x", "me", "ALSO", 1, "y"), Reply::Int(2));
@@ -335,17 +335,17 @@ TEST_F(GraceTest, KnownHoldersGoOn) {
   EXPECT_EQ(client_.Do("LOCK.ACQUIRE", "down", "you", "PX", kMinute, "SHARED"), Reply::Nil());
   EXPECT_EQ(Ask(client_, "down", "me"), Reply::Nil()) << "there is no way back";
 
-  // The one way to another token: the holder names it.
+  // The only way to a new token: the holder names it by FLOOR.
   const int64_t floor = held.integer + 1000;
   EXPECT_EQ(client_.Do("LOCK.ACQUIRE", "down", "me", "PX", kMinute, "SHARED", "FLOOR", floor),
             Reply::Int(floor));
 }
 
-TEST_F(GraceTest, SessionsEndInIt) {
+TEST_F(GraceTest, SessionsEndDuringGrace) {
   Client session = server().Connect();
   EXPECT_TRUE(
       session.Do("LOCK.ACQUIRE", "job", "me", "PX", kMinute, "REENTRANT", "SESSION").IsInteger());
-  SetGrace(client_, 60 * kMinute);  // a promotion would forget the session
+  SetGrace(client_, 60 * kMinute);  // a promotion would drop the session
   ASSERT_GT(GraceLeft(client_), 0);
   Waiter waiter(server(), "job", "you");
   session.Close();
@@ -357,7 +357,7 @@ TEST_F(GraceTest, SessionsEndInIt) {
 
 // --- Waiting -------------------------------------------------------------------------------------
 
-TEST_F(GraceTest, WaitersAreServedAtItsEnd) {
+TEST_F(GraceTest, WaitersAreServedWhenGraceEnds) {
   std::vector<int64_t> late;
   for (int round = 0; round < 9; ++round) {
     EXPECT_EQ(client_.Do("FLUSHALL"), Reply::Ok());
@@ -379,7 +379,7 @@ TEST_F(GraceTest, WaitersAreServedAtItsEnd) {
   EXPECT_LE(median, 20) << "the server's cron alone would make it 50";
 }
 
-TEST_F(GraceTest, LinesKeepTheirOrder) {
+TEST_F(GraceTest, QueuesKeepTheirOrder) {
   Promote();
   std::vector<Waiter> waiters;
   for (const char* mode : {"SHARED", "SHARED", "", "SHARED"}) {
@@ -402,7 +402,7 @@ TEST_F(GraceTest, LinesKeepTheirOrder) {
   EXPECT_TRUE(waiters[3].Read().IsInteger());
 }
 
-TEST_F(GraceTest, WaitsEndInIt) {
+TEST_F(GraceTest, WaitsTimeOutDuringGrace) {
   Promote();
   Waiter timed_out(server(), "job", "timed out", {.wait_ms = 30});
   EXPECT_EQ(timed_out.Read(), Reply::Nil());
@@ -422,7 +422,7 @@ TEST_F(GraceTest, WaitsEndInIt) {
   EXPECT_TRUE(last.Read().IsInteger());
 }
 
-TEST_F(GraceTest, SetToZeroItEndsAtOnce) {
+TEST_F(GraceTest, SettingZeroEndsGraceAtOnce) {
   Promote();
   Waiter one(server(), "x", "me");
   Waiter other(server(), "y", "me");
@@ -435,8 +435,8 @@ TEST_F(GraceTest, SetToZeroItEndsAtOnce) {
   EXPECT_LE(GrantedAt(client_, "y"), after);
 }
 
-// Whatever frees a lock during the grace, who waits for it is served at the end.
-TEST_F(GraceTest, FreedInItIsHandedOverAtItsEnd) {
+// Whatever frees a lock during the grace period, its waiter is served at the end.
+TEST_F(GraceTest, LockFreedDuringGraceIsGrantedAtItsEnd) {
   for (const char* key : {"released", "removed", "held on", "one of two"}) {
     MustAcquire(client_, key, "holder");
   }
@@ -470,7 +470,7 @@ TEST_F(GraceTest, FreedInItIsHandedOverAtItsEnd) {
   EXPECT_TRUE(held_on.Read().IsInteger());
 }
 
-TEST_F(GraceTest, LeaseThatEndsInIt) {
+TEST_F(GraceTest, LeaseEndingDuringGraceIsHandedOverAtItsEnd) {
   Promote();
   SetGrace(client_, 0);
   MustAcquire(client_, "job", "holder", 30);
@@ -483,7 +483,7 @@ TEST_F(GraceTest, LeaseThatEndsInIt) {
   EXPECT_GT(GrantedAt(client_, "job"), end.earliest);
 }
 
-TEST_F(GraceTest, DeadlocksAreFoundInIt) {
+TEST_F(GraceTest, DeadlocksAreDetectedDuringGrace) {
   MustAcquire(client_, "x", "alice");
   MustAcquire(client_, "y", "bob");
   Promote();
@@ -491,8 +491,8 @@ TEST_F(GraceTest, DeadlocksAreFoundInIt) {
   EXPECT_TRUE(client_.Do(AcquireWaiting("x", "bob")).IsError("DEADLOCK"));
 }
 
-// Waiting for the end of the grace costs nothing.
-TEST_F(GraceTest, TheServerSleepsThroughIt) {
+// Waiting for the end of the grace period uses no CPU.
+TEST_F(GraceTest, ServerStaysIdleDuringGrace) {
   MustAcquire(client_, "held", "holder");
   Promote();
   Waiter one(server(), "free", "me");
@@ -507,22 +507,22 @@ TEST_F(GraceTest, TheServerSleepsThroughIt) {
   EXPECT_LT(cpu_seconds() - before, 0.1);
 }
 
-// --- What it is for ------------------------------------------------------------------------------
+// --- Purpose -------------------------------------------------------------------------------------
 
 struct Beliefs {
-  int lost = 0;     // holds that were granted and then lost by a failover
-  int overlap = 0;  // grants of the same lock to others while the old holder still believed in it
-  int kept = 0;     // holds that were known to the replica, and that their owners went on with
+  int lost = 0;     // holds that were granted and then lost in a failover
+  int overlap = 0;  // grants to others while the old holder still believed that it held the lock
+  int kept = 0;     // holds that the replica knew, and that their owners kept
 };
 
-// Clients are granted locks by a primary that is cut off and never heard of again. Each believes in
-// its hold for the lease, counted from before it asked. Others ask the promoted replica for the
-// same locks and wait for them. (Both servers have the true time.)
+// Clients acquire locks from a primary that is then cut off for good. Each believes in its hold for
+// the lease, counted from before its request. Others request the same locks from the promoted
+// replica and wait for them. (Both servers have the true time.)
 Beliefs FailOver(int failovers, Milliseconds lease, Milliseconds grace) {
   Beliefs beliefs;
   Pair pair;
   for (Client* client : {&pair.primary(), &pair.replica()}) SetGrace(*client, grace.count());
-  // That of the start may not be over yet.
+  // The grace period of the start may not be over yet.
   EXPECT_TRUE(Eventually([&] { return Ask(pair.primary(), "known", "keeper").IsInteger(); }));
   const std::vector<std::string> locks = {"a", "b", "c", "d"};
   for (int i = 0; i < failovers; ++i) {
@@ -553,7 +553,7 @@ Beliefs FailOver(int failovers, Milliseconds lease, Milliseconds grace) {
   return beliefs;
 }
 
-TEST(GraceAtLossyFailoversTest, NoTwoBelieveInTheSameLock) {
+TEST(GraceAtLossyFailoverTest, NoTwoClientsBelieveTheyHoldSameLock) {
   constexpr int kFailovers = 20;
   constexpr Milliseconds kLease{150};
   const Beliefs without = FailOver(kFailovers, kLease, Milliseconds{0});

@@ -1,5 +1,5 @@
-// LOCK.FENCE … THEN: a command that runs if and only if the token holds the lock, with the rights,
-// the protocol and the reply of a command that the caller sent itself; and FLOOR.
+// LOCK.FENCE … THEN: a command that runs if and only if the token is current, with the rights, the
+// protocol and the reply of a command that the caller sent itself. Also FLOOR.
 
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ class GuardedWriteTest : public SharedServerTest<GuardedWriteTest> {
   }
 };
 
-TEST_F(GuardedWriteTest, RunsForTheHolder) {
+TEST_F(GuardedWriteTest, CommandRunsForHolder) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   EXPECT_EQ(Guard(token, {"SET", "result", "42"}), Reply::Ok());
   EXPECT_EQ(Guard(token, {"GET", "result"}), Reply::Str("42"));
@@ -45,7 +45,7 @@ TEST_F(GuardedWriteTest, RunsForTheHolder) {
             Reply::Str("any case"));
 }
 
-TEST_F(GuardedWriteTest, NothingHappensForAnybodyElse) {
+TEST_F(GuardedWriteTest, CommandIsRefusedForOtherTokens) {
   const auto refused = [&](const std::string& lock, int64_t token, const std::string& holds) {
     EXPECT_EQ(Guard(client_, lock, token, {"SET", "result", "stale"}),
               Reply::Error("FENCED token " + std::to_string(token) + " does not hold the lock, " +
@@ -66,7 +66,7 @@ TEST_F(GuardedWriteTest, NothingHappensForAnybodyElse) {
   EXPECT_EQ(client_.Do("EXISTS", "result"), Reply::Int(0));
 }
 
-TEST_F(GuardedWriteTest, ALeaseThatEndedOrLingersIsRefused) {
+TEST_F(GuardedWriteTest, EndedOrLingeringHoldIsRefused) {
   const int64_t token = MustAcquire(client_, "job", "alice", 20);
   EXPECT_TRUE(Eventually([&] { return Guard(token, {"PING"}).IsError("FENCED"); }));
   const Reply lingers = client_.Do("LOCK.ACQUIRE", "later", "alice", "PX", 20, "LINGER", kMinute);
@@ -91,7 +91,7 @@ TEST_F(GuardedWriteTest, EverySharedAndLimitedHolderHasItsOwnToken) {
                          " does not hold the lock, token " + std::to_string(tokens[2]) + " does"));
 }
 
-TEST_F(GuardedWriteTest, ErrorsOfTheCommandArePassedOn) {
+TEST_F(GuardedWriteTest, ErrorsOfCommandAreReturned) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   client_.Do("SET", "text", "x");
   for (const Command& command : Commands{{"INCR", "text"},
@@ -111,7 +111,7 @@ TEST_F(GuardedWriteTest, ErrorsOfTheCommandArePassedOn) {
   EXPECT_TRUE(Guard(token, {""}).IsError("ERR "));
 }
 
-TEST_F(GuardedWriteTest, TheSyntaxIsHeldTo) {
+TEST_F(GuardedWriteTest, InvalidSyntaxIsRefused) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   EXPECT_EQ(client_.Do("LOCK.FENCE", "job", token, "THEN"),
             Reply::Error("ERR syntax error: the command after THEN is missing"));
@@ -121,8 +121,8 @@ TEST_F(GuardedWriteTest, TheSyntaxIsHeldTo) {
   EXPECT_TRUE(client_.Do("LOCK.FENCE", "job", -1, "THEN", "PING").IsError("ERR the token must be"));
 }
 
-// The server logs what it refuses itself, and so what we refuse after THEN.
-TEST_F(GuardedWriteTest, ARefusedCommandIsInTheAclLog) {
+// The server logs commands that it denies; so does the module for the command after THEN.
+TEST_F(GuardedWriteTest, DeniedCommandIsInAclLog) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   Client worker =
       server().ConnectAs("worker", {"~*", "resetchannels", "&mine", "+lock.fence", "+publish",
@@ -155,18 +155,18 @@ TEST_F(GuardedWriteTest, ARefusedCommandIsInTheAclLog) {
   EXPECT_EQ(client_.Do("ACL", "LOG"), Reply::Array({}));
 }
 
-TEST_F(GuardedWriteTest, AThenInsideAThenIsAnError) {
+TEST_F(GuardedWriteTest, NestedThenIsRefused) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   const std::string text = std::to_string(token);
   EXPECT_EQ(Guard(token, {"LOCK.FENCE", "job", text, "THEN", "SET", "x", "1"}),
             Reply::Error("ERR a THEN inside a THEN is not allowed: name the command itself"));
   EXPECT_TRUE(Guard(token, {"lock.fence", "job", "1", "then"}).IsError("ERR a THEN inside a THEN"));
   EXPECT_EQ(client_.Do("EXISTS", "x"), Reply::Int(0));
-  EXPECT_EQ(Guard(token, {"LOCK.FENCE", "job", text}), Reply::Int(1)) << "only a look";
+  EXPECT_EQ(Guard(token, {"LOCK.FENCE", "job", text}), Reply::Int(1)) << "read only";
   EXPECT_EQ(Guard(token, {"LOCK.FENCE", "job"}), Reply::Int(token));
 }
 
-TEST_F(GuardedWriteTest, WhatChangesTheConnectionIsRefused) {
+TEST_F(GuardedWriteTest, CommandsThatChangeConnectionAreRefused) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   for (const Command& command :
        Commands{{"MULTI"},
@@ -194,7 +194,7 @@ TEST_F(GuardedWriteTest, WhatChangesTheConnectionIsRefused) {
   }
 }
 
-TEST_F(GuardedWriteTest, NothingWaits) {
+TEST_F(GuardedWriteTest, BlockingCommandsDoNotBlock) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   MustAcquire(client_, "busy", "bob");
   EXPECT_EQ(Guard(token, {"LOCK.ACQUIRE", "busy", "alice", "PX", "1000", "WAIT", "60000"}),
@@ -206,7 +206,7 @@ TEST_F(GuardedWriteTest, NothingWaits) {
   EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_waiters"), "0");
 }
 
-TEST_F(GuardedWriteTest, MayActOnTheLockItself) {
+TEST_F(GuardedWriteTest, CommandMayUseLockItself) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   EXPECT_EQ(Guard(token, {"LOCK.TOUCH", "job", "alice", "PX", "120000"}), Reply::Int(1));
   EXPECT_GT(client_.Do("PTTL", "job").integer, kMinute);
@@ -217,7 +217,7 @@ TEST_F(GuardedWriteTest, MayActOnTheLockItself) {
   EXPECT_TRUE(Guard(next, {"PING"}).IsError("FENCED"));
 }
 
-TEST_F(GuardedWriteTest, InTransactionsAndScripts) {
+TEST_F(GuardedWriteTest, WorksInTransactionsAndScripts) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   client_.Do("MULTI");
   EXPECT_EQ(Guard(token, {"INCR", "n"}), Reply::Queued());
@@ -236,7 +236,7 @@ TEST_F(GuardedWriteTest, InTransactionsAndScripts) {
   EXPECT_EQ(client_.Do("GET", "n"), Reply::Str("2"));
 }
 
-TEST_F(GuardedWriteTest, TheCallersProtocol) {
+TEST_F(GuardedWriteTest, ReplyUsesCallersProtocol) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   client_.Do("HSET", "hash", "field", "value");
   client_.Do("ZADD", "scores", "1.5", "x");
@@ -256,19 +256,20 @@ TEST_F(GuardedWriteTest, TheCallersProtocol) {
 
 // --- Rights -----------------------------------------------------------------------------------
 
-TEST_F(GuardedWriteTest, ExactlyTheRightsOfTheCaller) {
+TEST_F(GuardedWriteTest, CommandRunsWithCallersPermissions) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   client_.Do("SET", "mine:1", "1");
   Client worker = ConnectAs(
       {"%R~job", "~mine:*", "resetchannels", "&news", "+lock.fence", "+incr", "+get", "+publish"});
   EXPECT_EQ(Guard(worker, "job", token, {"INCR", "mine:1"}), Reply::Int(2));
   EXPECT_EQ(Guard(worker, "job", token, {"PUBLISH", "news", "x"}), Reply::Int(0));
-  for (const Command& command : Commands{{"SET", "mine:1", "x"},     // the command
-                                         {"INCR", "other"},          // the key
-                                         {"GET", "other"},           // the key
-                                         {"INCR", "job"},            // only read
-                                         {"PUBLISH", "other", "x"},  // the channel
-                                         {"CONFIG", "GET", "port"}}) {
+  for (const Command& command :
+       Commands{{"SET", "mine:1", "x"},     // no permission for the command
+                {"INCR", "other"},          // no permission for the key
+                {"GET", "other"},           // no permission for the key
+                {"INCR", "job"},            // permission to read only
+                {"PUBLISH", "other", "x"},  // no permission for the channel
+                {"CONFIG", "GET", "port"}}) {
     EXPECT_TRUE(Guard(worker, "job", token, command).IsError("NOPERM")) << command[0];
     EXPECT_TRUE(Guard(worker, "job", token + 1, command).IsError("NOPERM"))
         << command[0] << ": rights come before the token";
@@ -277,7 +278,7 @@ TEST_F(GuardedWriteTest, ExactlyTheRightsOfTheCaller) {
   EXPECT_EQ(client_.Do("GET", "mine:1"), Reply::Str("2"));
 }
 
-TEST_F(GuardedWriteTest, AllKeysAreDeclared) {
+TEST_F(GuardedWriteTest, CommandGetKeysReportsAllKeys) {
   const auto keys = [&](Command command) {
     command.insert(command.begin(), {"COMMAND", "GETKEYS", "LOCK.FENCE", "job", "7", "THEN"});
     return client_.Do(command).Texts();
@@ -303,7 +304,7 @@ TEST_F(GuardedWriteTest, AllKeysAreDeclared) {
       client_.Do("COMMAND", "GETKEYSANDFLAGS", "SET", "a", "1").elements[0].elements[1].Texts());
 }
 
-TEST_F(GuardedWriteTest, HugeRequestsDoNotHurt) {
+TEST_F(GuardedWriteTest, HugeRequestsAreHandled) {
   constexpr size_t kArguments = 300'000;
   Command nested;
   while (nested.size() < kArguments) {
@@ -318,7 +319,7 @@ TEST_F(GuardedWriteTest, HugeRequestsDoNotHurt) {
   EXPECT_EQ(client_.Do(wide).elements.size(), kArguments - 5);
 }
 
-TEST_F(GuardedWriteTest, MemoryRulesAreThoseOfTheCommand) {
+TEST_F(GuardedWriteTest, MemoryLimitAppliesAsToCommandItself) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   client_.Do("SET", "x", "1");
   EXPECT_EQ(client_.Do("CONFIG", "SET", "maxmemory", "1"), Reply::Ok());
@@ -330,7 +331,7 @@ TEST_F(GuardedWriteTest, MemoryRulesAreThoseOfTheCommand) {
 
 // --- Replication ------------------------------------------------------------------------------
 
-TEST_F(GuardedWriteTest, OnlyTheEffectIsReplicated) {
+TEST_F(GuardedWriteTest, OnlyEffectOfCommandIsReplicated) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   ReplicationStream stream(server().port());
   Guard(token, {"SET", "x", "1"});
@@ -343,7 +344,7 @@ TEST_F(GuardedWriteTest, OnlyTheEffectIsReplicated) {
   EXPECT_EQ(stream.Until(client_), expected);
 }
 
-TEST(GuardedWriteServerTest, AReplicaRefuses) {
+TEST(GuardedWriteServerTest, ReplicaRefuses) {
   Server server;
   Client client = server.Connect();
   const int64_t token = MustAcquire(client, "job", "alice");
@@ -353,8 +354,8 @@ TEST(GuardedWriteServerTest, AReplicaRefuses) {
   EXPECT_EQ(client.Do("EXISTS", "x"), Reply::Int(0));
 }
 
-// Another module calls us, and nobody stands behind it.
-TEST(GuardedWriteServerTest, CalledByAModuleAsNobody) {
+// Another module calls without a user.
+TEST(GuardedWriteServerTest, CallFromModuleWithoutUserIsDenied) {
   Server server({.args = {"--loadmodule", TURNSTILE_FORWARDER_MODULE}});
   Client client = server.Connect();
   const Reply token = client.Do("FORWARD", "LOCK.ACQUIRE", "job", "alice", "PX", kMinute);
@@ -371,7 +372,7 @@ TEST(GuardedWriteServerTest, CalledByAModuleAsNobody) {
   EXPECT_EQ(client.Do("EXISTS", "x"), Reply::Int(0));
 }
 
-TEST(GuardedWriteServerTest, InAClusterAllKeysAreInOneSlot) {
+TEST(GuardedWriteServerTest, InClusterAllKeysMustBeInOneSlot) {
   Server server({.args = {"--cluster-enabled", "yes"}});
   Client client = server.Connect();
   EXPECT_EQ(client.Do("CLUSTER", "ADDSLOTSRANGE", 0, 16383), Reply::Ok());
@@ -392,13 +393,13 @@ class FloorTest : public SharedServerTest<FloorTest> {
   Reply Acquire(const std::string& key, const std::string& owner, int64_t floor) {
     return client_.Do("LOCK.ACQUIRE", key, owner, "PX", kMinute, "FLOOR", floor);
   }
-  // A token that is far ahead of all that were issued, but allowed.
+  // A token far ahead of all issued ones, but within the bounds.
   int64_t Ahead() {
     return std::stoll(InfoField(client_, "turnstile", "turnstile_last_token")) + 1000000;
   }
 };
 
-TEST_F(FloorTest, ANewTokenIsAtLeastTheFloor) {
+TEST_F(FloorTest, NewTokenIsAtLeastFloor) {
   const int64_t low = MustAcquire(client_, "low", "alice");
   EXPECT_GT(Acquire("a", "alice", 1).integer, low);
   const int64_t floor = Ahead();
@@ -406,7 +407,7 @@ TEST_F(FloorTest, ANewTokenIsAtLeastTheFloor) {
   EXPECT_GT(MustAcquire(client_, "c", "alice"), floor) << "the clock was raised to it";
 }
 
-TEST_F(FloorTest, AHolderThatAsksAgainIsRaisedToIt) {
+TEST_F(FloorTest, ReacquireRaisesTokenToFloor) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   EXPECT_EQ(Acquire("job", "alice", token - 5), Reply::Int(token));
   EXPECT_EQ(Acquire("job", "alice", token), Reply::Int(token));
@@ -416,9 +417,9 @@ TEST_F(FloorTest, AHolderThatAsksAgainIsRaisedToIt) {
   EXPECT_EQ(Acquire("job", "alice", floor), Reply::Int(floor));
   EXPECT_EQ(client_.Do("LOCK.FENCE", "job", token), Reply::Int(0));
   EXPECT_EQ(client_.Do("LOCK.FENCE", "job", floor), Reply::Int(1));
-  const std::vector<Command> told = stream.Until(client_);
-  ASSERT_EQ(told.size(), 1U);
-  EXPECT_EQ(NumbersOf(told[0]).token, floor);
+  const std::vector<Command> replicated = stream.Until(client_);
+  ASSERT_EQ(replicated.size(), 1U);
+  EXPECT_EQ(NumbersOf(replicated[0]).token, floor);
   EXPECT_GE(HolderField(client_.Do("LOCK.INFO", "job"), "held-ms").integer,
             HolderField(before, "held-ms").integer)
       << "it is still the same hold";
@@ -426,7 +427,7 @@ TEST_F(FloorTest, AHolderThatAsksAgainIsRaisedToIt) {
   EXPECT_EQ(client_.Do("LOCK.FENCE", "job"), Reply::Int(floor));
 }
 
-TEST_F(FloorTest, TooFarAheadIsRefused) {
+TEST_F(FloorTest, FloorTooFarAheadIsRefused) {
   const int64_t minute = 60'000'000;
   const int64_t now = 1000 * ServerNow(client_);
   const std::string before = InfoField(client_, "turnstile", "turnstile_last_token");
@@ -444,7 +445,7 @@ TEST_F(FloorTest, TooFarAheadIsRefused) {
   EXPECT_EQ(client_.Do("EXISTS", "job"), Reply::Int(0));
 }
 
-TEST_F(FloorTest, WithEveryOtherOption) {
+TEST_F(FloorTest, CombinesWithEveryOtherOption) {
   int64_t floor = Ahead();
   EXPECT_EQ(client_.Do("LOCK.ACQUIRE", "a", "o", "PX", kMinute, "FLOOR", floor, "ALSO", 1, "b"),
             Reply::Int(floor));

@@ -1,4 +1,4 @@
-// Everything that lets the next one in, and what replicas and the AOF are told about it.
+// Everything that lets the next waiter in, and what is replicated and written to the AOF.
 
 #include <gtest/gtest.h>
 
@@ -22,10 +22,10 @@ namespace {
 
 using Owners = std::vector<std::string>;
 
-// Commands that are tried one after the other, each on a fresh start.
+// Commands that are tried one after the other, each on a fresh state.
 struct Way {
   Commands commands;
-  Commands told = {};  // if it is not the commands themselves
+  Commands replicated = {};  // what is replicated, if not the commands themselves
 };
 
 std::string Spelled(const Way& way) {
@@ -36,7 +36,8 @@ std::string Spelled(const Way& way) {
   return text;
 }
 
-// A primary that is overheard three times: on the wire, through its AOF, and by a real replica.
+// A primary whose changes are observed in three ways: on the wire, in its AOF, and by a real
+// replica.
 class HandOverTest : public SharedWaitingTest<HandOverTest> {
  public:
   static ServerOptions Options() {
@@ -52,10 +53,10 @@ class HandOverTest : public SharedWaitingTest<HandOverTest> {
     EXPECT_TRUE(
         Eventually([&] { return InfoField(copy, "replication", "master_link_status") == "up"; },
                    Milliseconds{20000}));
-    // The first grant also tells the floor of the token clock.
+    // The first grant also replicates the floor of the token clock.
     MustAcquire(client, "first", "me");
     stream_ = std::make_unique<ReplicationStream>(server().port());
-    // FLUSHALL would end a process that still saves, and with it the stream.
+    // FLUSHALL would kill a process that is still saving, and with it the stream.
     EXPECT_TRUE(Eventually(
         [&] { return InfoField(client, "persistence", "rdb_bgsave_in_progress") == "0"; }));
     stream_->Until(client);
@@ -68,30 +69,30 @@ class HandOverTest : public SharedWaitingTest<HandOverTest> {
   }
 
  protected:
-  // Nobody but us removes keys whose time is over.
+  // Active expiry is off, so that only the module removes expired keys.
   HandOverTest() { client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", 0); }
 
-  // What was told since this was last asked, without SELECT; lazy deletions as DEL. The AOF and the
-  // wire must agree.
-  Commands Told() {
-    Commands told = stream_->Until(client_);
+  // The commands replicated since the last call, without SELECT, and with lazy deletions as DEL.
+  // The AOF and the wire must agree.
+  Commands Replicated() {
+    Commands replicated = stream_->Until(client_);
     const Commands aof = ReadAof(server().dir());
     Commands news;
     std::copy_if(aof.begin() + known_, aof.end(), std::back_inserter(news),
                  [](const Command& command) { return command[0] != "SELECT"; });
-    EXPECT_EQ(news, told);
+    EXPECT_EQ(news, replicated);
     known_ = std::ssize(aof);
-    for (Command& command : told) {
+    for (Command& command : replicated) {
       if (command[0] == "UNLINK") command[0] = "DEL";
     }
-    return told;
+    return replicated;
   }
 
-  // The same without the brackets of transactions.
-  Commands ToldPlainly() {
-    Commands told = Told();
-    std::erase_if(told, [](const Command& c) { return c[0] == "MULTI" || c[0] == "EXEC"; });
-    return told;
+  // The same without MULTI and EXEC.
+  Commands ReplicatedWithoutMulti() {
+    Commands replicated = Replicated();
+    std::erase_if(replicated, [](const Command& c) { return c[0] == "MULTI" || c[0] == "EXEC"; });
+    return replicated;
   }
 
   // See GrantedFact.
@@ -99,8 +100,8 @@ class HandOverTest : public SharedWaitingTest<HandOverTest> {
     return GrantedFact(client_, key, owner, token);
   }
 
-  // The replica has the same keys with the same values, in all databases; and so has whoever reads
-  // the AOF.
+  // The replica, and a server that loads the AOF, have the same keys with the same values in all
+  // databases.
   void ExpectSameElsewhere() {
     const Reply digest = client_.Do("DEBUG", "DIGEST");
     EXPECT_TRUE(Eventually([&] { return copy_.Do("DEBUG", "DIGEST") == digest; }));
@@ -108,7 +109,7 @@ class HandOverTest : public SharedWaitingTest<HandOverTest> {
     EXPECT_EQ(client_.Do("DEBUG", "DIGEST"), digest);
   }
 
-  // PAYLOAD among the arguments stands for `payload`.
+  // Replaces PAYLOAD among the arguments by `payload`.
   void DoAll(const Commands& commands, const std::string& payload = "") {
     for (Command command : commands) {
       std::replace(command.begin(), command.end(), std::string("PAYLOAD"), payload);
@@ -123,10 +124,10 @@ class HandOverTest : public SharedWaitingTest<HandOverTest> {
  private:
   static inline std::unique_ptr<Server> replica_;
   static inline std::unique_ptr<ReplicationStream> stream_;
-  static inline std::ptrdiff_t known_ = 0;  // so much of the AOF was told before
+  static inline std::ptrdiff_t known_ = 0;  // size of the AOF at the last call
 };
 
-// --- The lock goes away -----------------------------------------------------------------------
+// --- The lock is removed ----------------------------------------------------------------------
 
 const Commands kDeleted = {{"DEL", "job"}};
 
@@ -154,35 +155,36 @@ const std::vector<Way> kWaysToFree = {
      {{"LOCK.RELEASE", "job", "alice"}}},
 };
 
-TEST_F(HandOverTest, WhenTheLockGoesAway) {
+TEST_F(HandOverTest, NextWaiterIsGrantedHoweverLockIsRemoved) {
   for (const Way& way : kWaysToFree) {
     SCOPED_TRACE(Spelled(way));
     StartAfresh();
     const int64_t alice = MustAcquire(client_, "job", "alice");
     Waiter bob(server(), "job", "bob");
     Waiter carol(server(), "job", "carol");
-    Told();
+    Replicated();
 
     DoAll(way.commands);
     const Reply token = bob.Read();
     ASSERT_GT(token.integer, alice) << token;
     EXPECT_EQ(HolderOf(client_, "job"), "bob");
     EXPECT_EQ(LineOf(client_, "job"), Owners{"carol"});
-    Commands expected = way.told.empty() ? way.commands : way.told;
+    Commands expected = way.replicated.empty() ? way.commands : way.replicated;
     expected.push_back(Granted("job", "bob", token));
-    EXPECT_EQ(Told(), expected);
+    EXPECT_EQ(Replicated(), expected);
     ExpectSameElsewhere();
 
     EXPECT_EQ(bob.Do("LOCK.RELEASE", "job", "bob"), Reply::Int(1));
     const Reply next = carol.Read();
     EXPECT_GT(next.integer, token.integer) << next;
-    EXPECT_EQ(Told(), (Commands{{"LOCK.RELEASE", "job", "bob"}, Granted("job", "carol", next)}));
+    EXPECT_EQ(Replicated(),
+              (Commands{{"LOCK.RELEASE", "job", "bob"}, Granted("job", "carol", next)}));
     ExpectSameElsewhere();
   }
 }
 
-// The lock that went elsewhere is still alice's.
-TEST_F(HandOverTest, ALockThatMovedLivesOn) {
+// The lock that moved is still alice's.
+TEST_F(HandOverTest, MovedLockKeepsItsHolder) {
   Client other = server().Connect();
   other.Do("SELECT", 5);
   const int64_t token = MustAcquire(client_, "job", "alice");
@@ -198,7 +200,7 @@ TEST_F(HandOverTest, ALockThatMovedLivesOn) {
   ExpectSameElsewhere();
 }
 
-TEST_F(HandOverTest, EmptyingOneDatabaseIsNoBusinessOfAnother) {
+TEST_F(HandOverTest, FlushOfOneDatabaseServesOnlyItsWaiters) {
   Client other = server().Connect();
   other.Do("SELECT", 3);
   MustAcquire(client_, "job", "alice");
@@ -206,13 +208,13 @@ TEST_F(HandOverTest, EmptyingOneDatabaseIsNoBusinessOfAnother) {
   Waiter bob(server(), "job", "bob");
   Waiter carol(server(), {"SELECT", "3"});
   carol.Wait("job", "carol");
-  Told();
+  Replicated();
   EXPECT_EQ(other.Do("FLUSHDB"), Reply::Ok());
   const Reply token = carol.Read();
-  EXPECT_EQ(Told(), (Commands{{"FLUSHDB"}, GrantedFact(other, "job", "carol", token)}));
+  EXPECT_EQ(Replicated(), (Commands{{"FLUSHDB"}, GrantedFact(other, "job", "carol", token)}));
   EXPECT_FALSE(bob.HasReply());
   EXPECT_EQ(LineOf(client_, "job"), Owners{"bob"});
-  // Both of them see that databases change places: carol's lock comes here, alice's goes there.
+  // Both waiters notice that databases are swapped: carol's lock comes here, alice's goes there.
   EXPECT_EQ(client_.Do("SWAPDB", 0, 3), Reply::Ok());
   EXPECT_EQ(HolderOf(client_, "job"), "carol");
   EXPECT_FALSE(bob.HasReply());
@@ -221,7 +223,7 @@ TEST_F(HandOverTest, EmptyingOneDatabaseIsNoBusinessOfAnother) {
   ExpectSameElsewhere();
 }
 
-TEST_F(HandOverTest, ManyLinesAtOnce) {
+TEST_F(HandOverTest, ManyQueuesAreServedAtOnce) {
   std::vector<Waiter> waiters;
   for (int i = 0; i < 100; i++) {
     const std::string key = std::to_string(i);
@@ -229,7 +231,7 @@ TEST_F(HandOverTest, ManyLinesAtOnce) {
     waiters.emplace_back(server(), key, "owner of " + key);
     waiters.emplace_back(server(), key, "next of " + key);
   }
-  Told();
+  Replicated();
   client_.Do("FLUSHALL");
   Commands expected;
   for (int i = 0; i < 100; i++) {
@@ -238,17 +240,17 @@ TEST_F(HandOverTest, ManyLinesAtOnce) {
     ASSERT_TRUE(token.IsInteger()) << token;
     expected.push_back(Granted(key, "owner of " + key, token));
   }
-  Commands told = ToldPlainly();
-  ASSERT_EQ(told.front(), Command{"FLUSHALL"});
-  told.erase(told.begin());
-  std::sort(told.begin(), told.end());
+  Commands replicated = ReplicatedWithoutMulti();
+  ASSERT_EQ(replicated.front(), Command{"FLUSHALL"});
+  replicated.erase(replicated.begin());
+  std::sort(replicated.begin(), replicated.end());
   std::sort(expected.begin(), expected.end());
-  EXPECT_EQ(told, expected);
+  EXPECT_EQ(replicated, expected);
   EXPECT_EQ(WaitersNow(client_), "100");
   ExpectSameElsewhere();
 }
 
-TEST(MigrateTest, ALockThatGoesToAnotherServerMakesRoom) {
+TEST(MigrateTest, MigratedLockIsGrantedToNextWaiter) {
   Server source;
   Server target;
   Client client = source.Connect();
@@ -262,40 +264,40 @@ TEST(MigrateTest, ALockThatGoesToAnotherServerMakesRoom) {
 
 // --- Leases -----------------------------------------------------------------------------------
 
-TEST_F(HandOverTest, TheLeaseEnds) {
+TEST_F(HandOverTest, NextWaiterIsGrantedWhenLeaseEnds) {
   for (const int active : {1, 0}) {
     SCOPED_TRACE(active != 0 ? "with active expiry" : "without active expiry");
     client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", active);
     const int64_t alice = MustAcquire(client_, "job", "alice", 200);
     const int64_t end = EndOf(client_, "job");
     Waiter bob(server(), "job", "bob");
-    Told();
+    Replicated();
     const Reply token = bob.Read();
     EXPECT_GT(token.integer, alice) << token;
     const Command granted = Granted("job", "bob", token);
     EXPECT_GE(NumbersOf(granted).since, active != 0 ? FirstFree(client_, end) : end + 1)
         << "a hold lives through its last millisecond";
-    EXPECT_EQ(ToldPlainly(), (Commands{{"DEL", "job"}, granted}));
+    EXPECT_EQ(ReplicatedWithoutMulti(), (Commands{{"DEL", "job"}, granted}));
     ExpectSameElsewhere();
     client_.Do("LOCK.RELEASE", "job", "bob");
   }
 }
 
-// Somebody else's look removes the key before our timer can ring.
-TEST_F(HandOverTest, TheKeyExpiresUnderAStrangersHands) {
+// Another client's access removes the key before the module's timer fires.
+TEST_F(HandOverTest, NextWaiterIsGrantedWhenOtherCommandExpiresKey) {
   MustAcquire(client_, "job", "alice", 100);
   Waiter bob(server(), "job", "bob");
-  Told();
-  RawConnection stranger = server().ConnectRaw();
-  EXPECT_EQ(DoAtOnce(stranger, {{"DEBUG", "SLEEP", "0.15"}, {"EXISTS", "job"}}),
+  Replicated();
+  RawConnection other_client = server().ConnectRaw();
+  EXPECT_EQ(DoAtOnce(other_client, {{"DEBUG", "SLEEP", "0.15"}, {"EXISTS", "job"}}),
             (std::vector{Reply::Ok(), Reply::Int(0)}));
   const Reply token = bob.Read();
-  EXPECT_EQ(ToldPlainly(), (Commands{{"DEL", "job"}, Granted("job", "bob", token)}));
+  EXPECT_EQ(ReplicatedWithoutMulti(), (Commands{{"DEL", "job"}, Granted("job", "bob", token)}));
   ExpectSameElsewhere();
 }
 
-// One after the other, each for its own lease, without anybody's help.
-TEST_F(HandOverTest, ALineMovesByLeasesAlone) {
+// One after the other, each for its own lease, with nothing but leases ending.
+TEST_F(HandOverTest, QueueAdvancesByLeasesAlone) {
   MustAcquire(client_, "job", "alice", 20);
   std::vector<Waiter> waiters;
   for (int i = 0; i < 10; i++) {
@@ -313,30 +315,30 @@ TEST_F(HandOverTest, ALineMovesByLeasesAlone) {
   ExpectSameElsewhere();
 }
 
-// A stranger's TTL is set back to the lease; who waits, waits for the lease.
-TEST_F(HandOverTest, AStrangersTtlIsSetBack) {
+// A TTL set by another client is reverted to the lease; the waiter waits for the lease.
+TEST_F(HandOverTest, ChangedTtlIsRevertedToLease) {
   const int64_t token = MustAcquire(client_, "job", "alice", 1000);
   const int64_t end = EndOf(client_, "job");
   const Command held = HeldCommand("job", "alice", {token, end - 1000, end});
   Waiter bob(server(), "job", "bob");
-  Told();
+  Replicated();
   for (const Command& trick : Commands{{"PERSIST", "job"},
                                        {"PEXPIREAT", "job", std::to_string(end - 500)},
                                        {"PEXPIREAT", "job", std::to_string(end + 100000)}}) {
     EXPECT_EQ(client_.Do(trick), Reply::Int(1));
     EXPECT_EQ(EndOf(client_, "job"), end);
-    EXPECT_EQ(Told(), (Commands{trick, held}));
+    EXPECT_EQ(Replicated(), (Commands{trick, held}));
   }
   const Reply next = bob.Read();
   const Command granted = Granted("job", "bob", next);
   EXPECT_GT(NumbersOf(granted).since, end);
-  EXPECT_EQ(ToldPlainly(), (Commands{{"DEL", "job"}, granted}));
+  EXPECT_EQ(ReplicatedWithoutMulti(), (Commands{{"DEL", "job"}, granted}));
   ExpectSameElsewhere();
 }
 
 // --- Another lock in its place ----------------------------------------------------------------
 
-// Commands that put zoe's lock, which is in "other", into the place of alice's.
+// Commands that replace alice's lock by zoe's, which is in "other".
 const std::vector<Way> kWaysToReplace = {
     {{{"RENAME", "other", "job"}}},
     {{{"RESTORE", "job", "0", "PAYLOAD", "REPLACE"}}},
@@ -352,7 +354,7 @@ const std::vector<Way> kWaysToReplace = {
       {"EXEC"}}},
 };
 
-TEST_F(HandOverTest, WhenAnotherLockComesInItsPlace) {
+TEST_F(HandOverTest, WaiterWaitsForLockThatReplacedFirstOne) {
   for (const Way& way : kWaysToReplace) {
     SCOPED_TRACE(Spelled(way));
     StartAfresh();
@@ -365,7 +367,7 @@ TEST_F(HandOverTest, WhenAnotherLockComesInItsPlace) {
     EXPECT_FALSE(bob.HasReply());
     ExpectSameElsewhere();
 
-    // Her lease counts now.
+    // Now her lease counts.
     EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "zoe", "PX", 50), Reply::Int(1));
     const int64_t end = EndOf(client_, "job");
     const Reply token = bob.Read();
@@ -375,8 +377,8 @@ TEST_F(HandOverTest, WhenAnotherLockComesInItsPlace) {
   }
 }
 
-// The lease of a lock that came from elsewhere is known at once.
-TEST_F(HandOverTest, TheLeaseOfALockThatCameByRename) {
+// The lease of a lock that was renamed onto the key is known at once.
+TEST_F(HandOverTest, LeaseOfRenamedLockIsTracked) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   MustAcquire(client_, "other", "zoe", 500);
@@ -387,8 +389,8 @@ TEST_F(HandOverTest, TheLeaseOfALockThatCameByRename) {
   EXPECT_GT(NumbersOf(Granted("job", "bob", token)).since, end);
 }
 
-// bob's own lock comes to where bob waits: he has what he asked for.
-TEST_F(HandOverTest, TheWaitersOwnLockComes) {
+// bob's own lock is renamed onto the key that he waits for: he has what he asked for.
+TEST_F(HandOverTest, WaiterWhoseLockIsRenamedOntoKeyIsGranted) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   const int64_t token = MustAcquire(client_, "other", "bob");
@@ -403,7 +405,7 @@ const std::string kTheUsualRelease =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) "
     "else return 0 end";
 
-// Commands that let bob in while "job" is a string that says alice, and "string" one that says bob.
+// Commands that let bob in while "job" is the string "alice", and "string" is the string "bob".
 const std::vector<Way> kWaysToFreeAString = {
     {{{"DEL", "job"}}},
     {{{"UNLINK", "job"}}},
@@ -435,7 +437,7 @@ const std::vector<Way> kWaysToFreeAString = {
     {{{"RESTORE", "job", "0", "PAYLOAD", "REPLACE"}}},
 };
 
-TEST_F(HandOverTest, WhenAStringGoesAwayOrBecomesTheWaiters) {
+TEST_F(HandOverTest, WaiterIsGrantedWhenStringIsRemovedOrNamesIt) {
   for (const Way& way : kWaysToFreeAString) {
     for (const bool with_ttl : {false, true}) {
       SCOPED_TRACE(Spelled(way) + (with_ttl ? " with a TTL" : " without a TTL"));
@@ -449,13 +451,13 @@ TEST_F(HandOverTest, WhenAStringGoesAwayOrBecomesTheWaiters) {
       ASSERT_TRUE(token.IsInteger()) << token;
       EXPECT_EQ(client_.Do("LOCK.FENCE", "job"), token);
       EXPECT_EQ(LineOf(client_, "job"), Owners{"carol"});
-      EXPECT_EQ(ToldPlainly().back(), Granted("job", "bob", token));
+      EXPECT_EQ(ReplicatedWithoutMulti().back(), Granted("job", "bob", token));
       ExpectSameElsewhere();
     }
   }
 }
 
-TEST_F(HandOverTest, NumbersAreValuesToo) {
+TEST_F(HandOverTest, WaiterIsGrantedWhenIncrMakesStringNameIt) {
   client_.Do("SET", "job", 7);
   Waiter eight(server(), "job", "8");
   client_.Do("INCR", "job");
@@ -463,21 +465,21 @@ TEST_F(HandOverTest, NumbersAreValuesToo) {
   EXPECT_EQ(client_.Do("TYPE", "job"), Reply::Status("turnstile"));
 }
 
-TEST_F(HandOverTest, TheEndOfAString) {
+TEST_F(HandOverTest, WaiterIsGrantedWhenStringExpires) {
   client_.Do("SET", "job", "alice", "PX", 200);
   const int64_t end = EndOf(client_, "job");
   Waiter bob(server(), "job", "bob");
-  Told();
+  Replicated();
   const Reply token = bob.Read();
   ASSERT_TRUE(token.IsInteger()) << token;
   const Command granted = Granted("job", "bob", token);
   EXPECT_GT(NumbersOf(granted).since, end);
-  EXPECT_EQ(ToldPlainly(), (Commands{{"DEL", "job"}, granted}));
+  EXPECT_EQ(ReplicatedWithoutMulti(), (Commands{{"DEL", "job"}, granted}));
   ExpectSameElsewhere();
 }
 
-// What prolongs the string's life, or changes its value to somebody else's, goes on keeping out.
-TEST_F(HandOverTest, AStringThatLivesLonger) {
+// A string whose TTL is extended, or whose value becomes another owner's, still blocks.
+TEST_F(HandOverTest, ProlongedStringStillBlocksWaiters) {
   const std::vector<Command> prolongings = {
       {"PERSIST"},          {"PEXPIRE", "60000"},
       {"SET", "zoe"},       {"SET", "alice", "PX", "60000"},
@@ -500,8 +502,8 @@ TEST_F(HandOverTest, AStringThatLivesLonger) {
   }
 }
 
-// A lock that a stranger overwrites: forced open for its holder, closed for those who wait.
-TEST_F(HandOverTest, AStringInPlaceOfTheLock) {
+// A lock overwritten by another client is lost to its holder, and still blocked for its waiters.
+TEST_F(HandOverTest, StringThatReplacesLockBlocksWaiters) {
   for (const Command& command : Commands{{"SET", "job", "zoe"},
                                          {"MSET", "job", "zoe"},
                                          {"RENAME", "string", "job"},
@@ -523,8 +525,8 @@ TEST_F(HandOverTest, AStringInPlaceOfTheLock) {
   }
 }
 
-// A value that nobody can have as an owner.
-TEST_F(HandOverTest, LongAndEmptyStrings) {
+// Values that no owner can equal.
+TEST_F(HandOverTest, StringsThatNoOwnerCanEqualBlockWaiters) {
   for (const std::string& value :
        {std::string(), std::string(257, 'x'), std::string(100000, 'x')}) {
     client_.Do("SET", "job", value);
@@ -536,9 +538,9 @@ TEST_F(HandOverTest, LongAndEmptyStrings) {
   }
 }
 
-// --- Something else in its place --------------------------------------------------------------
+// --- Keys of other types ----------------------------------------------------------------------
 
-// Commands that put a key of another type there: neither a lock nor a string.
+// Commands that replace the key by another type: neither a lock nor a string.
 const std::vector<Way> kWaysToWrongTypes = {
     {{{"RENAME", "list", "job"}}},
     {{{"RESTORE", "job", "0", "PAYLOAD", "REPLACE"}}},
@@ -551,7 +553,7 @@ const std::vector<Way> kWaysToWrongTypes = {
       {"GEOSEARCHSTORE", "job", "geo", "FROMMEMBER", "x", "BYRADIUS", "1", "km"}}},
 };
 
-TEST_F(HandOverTest, WhenSomethingElseComesInItsPlace) {
+TEST_F(HandOverTest, WaitersAreRefusedWhenKeyOfOtherTypeReplacesLock) {
   for (const Command& before : Commands{{"LOCK.ACQUIRE", "job", "alice", "PX", "60000"},
                                         {"SET", "job", "alice"},
                                         {"SET", "job", "alice", "PX", "60000"}}) {
@@ -573,7 +575,7 @@ TEST_F(HandOverTest, WhenSomethingElseComesInItsPlace) {
 
 // --- Memory -----------------------------------------------------------------------------------
 
-TEST(EvictionTest, AnEvictedLockMakesRoom) {
+TEST(EvictionTest, EvictedLockIsGrantedToNextWaiter) {
   for (const char* policy : {"volatile-ttl", "allkeys-random"}) {
     SCOPED_TRACE(policy);
     Server server({.args = {"--maxmemory-policy", policy}});
@@ -582,7 +584,7 @@ TEST(EvictionTest, AnEvictedLockMakesRoom) {
     Waiter bob(server, "job", "bob");
     const int64_t used = std::stoll(InfoField(client, "memory", "used_memory"));
     EXPECT_EQ(client.Do("CONFIG", "SET", "maxmemory", used + 4'000'000), Reply::Ok());
-    // Other keys that may go live longer, but in the end it is the lock's turn.
+    // Other keys can be evicted first, but in the end the lock is.
     int64_t filler = 0;
     ASSERT_TRUE(Eventually(
         [&] {
@@ -599,9 +601,9 @@ TEST(EvictionTest, AnEvictedLockMakesRoom) {
   }
 }
 
-// --- WAIT, the server's own -------------------------------------------------------------------
+// --- WAIT, the server's own command -----------------------------------------------------------
 
-TEST(WaitForReplicasTest, CoversTheGrant) {
+TEST(WaitForReplicasTest, WaitCommandCoversGrantToWaiter) {
   Server primary({.args = {"--repl-diskless-sync", "no"}});
   Server replica({.args = {"--replicaof", "127.0.0.1", std::to_string(primary.port())}});
   Client client = primary.Connect();

@@ -1,5 +1,5 @@
-// The tests' own tools, tried on a plain server without the module: a tool that lies makes every
-// other test worthless.
+// The test harness itself, on a server without the module: a broken tool would make every other
+// test worthless.
 
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ TEST(Harness, Resp2Replies) {
   EXPECT_TRUE(client.Do("CONFIG", "GET", "port").Field("nix").IsError("NOFIELD"));
 }
 
-TEST(Harness, ClientWaitsPipelinesAndSurvivesTheServersEnd) {
+TEST(Harness, ClientWaitsPipelinesAndSurvivesServerExit) {
   Server server(Plain());
   Client waiter = server.Connect();
   Client client = server.Connect();
@@ -62,7 +62,7 @@ TEST(Harness, ClientWaitsPipelinesAndSurvivesTheServersEnd) {
   EXPECT_EQ(waiter.Read(), Reply::Array({Reply::Str("list"), Reply::Str("x")}));
   EXPECT_EQ(waiter.Read(), Reply::Status("PONG"));
 
-  // A closed connection is seen by the server, also when another server was started meanwhile.
+  // The server notices a closed connection, even if another server was started in between.
   Server other(Plain());
   waiter.Close();
   EXPECT_TRUE(waiter.Do("PING").IsError("DISCONNECTED: closed by the test"));
@@ -107,7 +107,7 @@ TEST(Harness, Resp3Replies) {
   EXPECT_TRUE(raw.Ends());
 }
 
-TEST(Harness, ProtocolViolationsAreNoticed) {
+TEST(Harness, ProtocolViolationsAreDetected) {
   const auto parse = [](const std::string& bytes, Protocol protocol) -> std::string {
     size_t size = 0;
     try {
@@ -146,7 +146,7 @@ TEST(Harness, ProtocolViolationsAreNoticed) {
   }
   EXPECT_EQ(parse(whole, Protocol::kResp3), "ok");
 
-  // The same over a socket, where a reply comes in pieces and a time-out consumes nothing.
+  // The same over a socket, where a reply arrives in pieces and a time-out consumes nothing.
   std::array<int, 2> ends{};
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);
   RawConnection reader = RawConnection::FromFd(ends[0]);
@@ -185,7 +185,7 @@ TEST(Harness, RestartKeepsPortFolderAndData) {
   EXPECT_EQ(client.Read(), Reply::Ok());
 }
 
-TEST(Harness, FolderAndProcessAreGoneAtTheEnd) {
+TEST(Harness, FolderAndProcessAreRemovedAtEnd) {
   std::string dir;
   pid_t pid;
   {
@@ -199,13 +199,13 @@ TEST(Harness, FolderAndProcessAreGoneAtTheEnd) {
   EXPECT_NE(kill(pid, 0), 0);
 }
 
-// The macro that expects a failure wants one statement without commas.
+// EXPECT_NONFATAL_FAILURE expects one statement without commas.
 void StartWith(ServerOptions options, const Command& command = {"PING"}) {
   Server server(std::move(options));
   server.Connect().Do(command);
 }
 
-TEST(Harness, WhatGoesWrongInTheServerFailsTheTest) {
+TEST(Harness, ServerErrorsFailTest) {
   EXPECT_NONFATAL_FAILURE(StartWith(Plain(), {"DEBUG", "SEGFAULT"}), "crashed by signal: 11");
   EXPECT_NONFATAL_FAILURE(StartWith(Plain(), {"DEBUG", "ASSERT"}), "ASSERTION FAILED");
   EXPECT_NONFATAL_FAILURE(StartWith(Plain(), {"SHUTDOWN"}), "ended by itself, exit code 0");
@@ -278,7 +278,7 @@ TEST(Harness, AofIsReadFromAllItsFiles) {
   EXPECT_THROW(ParseAof("*1\r\n$4\r\nPI"), ProtocolError);
 }
 
-TEST(Harness, DumpPayloadsAreOpenedAndSealed) {
+TEST(Harness, DumpPayloadsCanBeParsedAndResealed) {
   Server server(Plain());
   Client client = server.Connect();
   client.Do("SET", "k", "hello");

@@ -1,4 +1,4 @@
-// INFO turnstile: every figure, and what the documentation says of each.
+// INFO turnstile: every field, and its documentation.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 using Figures = std::map<std::string, std::string>;
 
-// All fields in their order, without the prefix; the sections too, as "# counters".
+// All fields in order, without the prefix; sections too, as "# counters".
 std::vector<std::pair<std::string, std::string>> ReadInfo(Client& client) {
   std::vector<std::pair<std::string, std::string>> fields;
   std::istringstream stream(client.Do("INFO", "turnstile").text);
@@ -46,7 +46,7 @@ class InfoTest : public SharedWaitingTest<InfoTest> {
   Reply Do(const Command& command) { return client_.Do(command); }
   void Reset() { EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.reset-stats", "yes"}), Reply::Ok()); }
 
-  // Everything that is counted and not zero.
+  // All counters that are not zero.
   Figures Counted() {
     Figures counted;
     bool inside = false;
@@ -62,7 +62,7 @@ class InfoTest : public SharedWaitingTest<InfoTest> {
   int64_t Number(const std::string& name) { return std::stoll(Figure(name)); }
 };
 
-TEST_F(InfoTest, TheDocumentationHasEveryField) {
+TEST_F(InfoTest, EveryFieldIsDocumented) {
   std::vector<std::string> fields;
   for (const auto& [name, value] : ReadInfo(client_)) {
     if (!name.starts_with("# ")) fields.push_back("turnstile_" + name);
@@ -74,7 +74,7 @@ TEST_F(InfoTest, TheDocumentationHasEveryField) {
   EXPECT_EQ(documented, fields);
 }
 
-TEST_F(InfoTest, FourSections) {
+TEST_F(InfoTest, HasFourSections) {
   std::vector<std::string> sections;
   for (const auto& [name, value] : ReadInfo(client_)) {
     if (name.starts_with("# ")) sections.push_back(name);
@@ -85,7 +85,7 @@ TEST_F(InfoTest, FourSections) {
 
 // --- Counters ---------------------------------------------------------------------------------
 
-TEST_F(InfoTest, AcquiredAndReleased) {
+TEST_F(InfoTest, CountsAcquisitionsAndReleases) {
   MustAcquire(client_, "job", "alice");
   EXPECT_EQ(Counted(), (Figures{{"acquired", "1"}, {"acquired_immediately", "1"}}));
   MustAcquire(client_, "job", "alice");
@@ -103,7 +103,7 @@ TEST_F(InfoTest, AcquiredAndReleased) {
                                 {"stale_releases", "2"}}));
 }
 
-TEST_F(InfoTest, RequestsAreCountedOnceAndLocksEach) {
+TEST_F(InfoTest, AcquireCountsRequestsReleaseAndTouchCountLocks) {
   Do(Acquiring("a", "me", {"ALSO", "2", "b", "c"}));
   Do({"LOCK.TOUCH", "a", "me", "PX", "60000", "ALSO", "2", "b", "x"});
   Do({"LOCK.RELEASE", "a", "me", "ALSO", "3", "b", "x", "y"});
@@ -115,7 +115,7 @@ TEST_F(InfoTest, RequestsAreCountedOnceAndLocksEach) {
                                 {"stale_releases", "2"}}));
 }
 
-TEST_F(InfoTest, RefusedWaitedTimedOut) {
+TEST_F(InfoTest, CountsRejectionsWaitsAndTimeOuts) {
   MustAcquire(client_, "job", "alice");
   Reset();
   EXPECT_TRUE(Do({"LOCK.ACQUIRE", "job", "bob", "PX", "60000"}).IsNil());
@@ -144,7 +144,7 @@ TEST_F(InfoTest, RefusedWaitedTimedOut) {
   EXPECT_EQ(Figure("wait_timeouts"), "2");
 }
 
-TEST_F(InfoTest, DeadlocksAndTheWaitLimit) {
+TEST_F(InfoTest, CountsDeadlocksAndWaitLimitErrors) {
   MustAcquire(client_, "a", "alice");
   MustAcquire(client_, "b", "bob");
   Waiter alice(server(), "b", "alice");
@@ -159,7 +159,7 @@ TEST_F(InfoTest, DeadlocksAndTheWaitLimit) {
   EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.max-waiters", "5000"}), Reply::Ok());
 }
 
-TEST_F(InfoTest, FencedCommands) {
+TEST_F(InfoTest, CountsFencedCommands) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   Reset();
   client_.Do("LOCK.FENCE", "job");
@@ -172,7 +172,7 @@ TEST_F(InfoTest, FencedCommands) {
   EXPECT_EQ(Counted(), (Figures{{"fence_passed", "2"}, {"fence_rejected", "1"}}));
 }
 
-TEST_F(InfoTest, FlushedInOneOfTwoDatabases) {
+TEST_F(InfoTest, FlushCountsOnlyLocksOfItsDatabase) {
   Client other = server().Connect();
   other.Do("SELECT", 2);
   for (int i = 0; i < 3; i++) MustAcquire(client_, "job:" + std::to_string(i), "alice");
@@ -186,8 +186,8 @@ TEST_F(InfoTest, FlushedInOneOfTwoDatabases) {
   EXPECT_EQ(Figure("forced"), "4");
 }
 
-// What waits to be freed is not flushed a second time.
-TEST_F(InfoTest, FlushedTwiceInARow) {
+// Locks that are queued for freeing are not counted as flushed again.
+TEST_F(InfoTest, LocksPendingAsyncFreeAreCountedOnce) {
   RawConnection raw = server().ConnectRaw();
   Commands commands;
   for (int i = 0; i < 20000; i++) {
@@ -198,12 +198,12 @@ TEST_F(InfoTest, FlushedTwiceInARow) {
                  {"LOCK.ACQUIRE", "job", "alice", "PX", "60000"},
                  {"FLUSHALL", "ASYNC"}});
   EXPECT_EQ(Figure("forced"), "20001");
-  // As long as another thread frees them the next tests would count them.
+  // While another thread still frees them, the next tests would count them.
   EXPECT_TRUE(
       Eventually([&] { return InfoField(client_, "memory", "lazyfree_pending_objects") == "0"; }));
 }
 
-TEST_F(InfoTest, Expired) {
+TEST_F(InfoTest, CountsExpiredHolds) {
   MustObtain(client_, Acquiring("job", "a", {"SHARED"}, 20));
   MustObtain(client_, Acquiring("job", "b", {"SHARED"}, 10));
   MustAcquire(client_, "task", "c", 5);
@@ -213,7 +213,7 @@ TEST_F(InfoTest, Expired) {
   EXPECT_EQ(Figure("locks"), "0");
 }
 
-TEST_F(InfoTest, Sessions) {
+TEST_F(InfoTest, CountsHoldsEndedBySession) {
   Waiter holder(server());
   MustObtain(holder, Acquiring("job", "alice", {"SESSION"}));
   MustObtain(holder, Acquiring("task", "alice", {"SESSION", "LINGER", "60000"}));
@@ -224,7 +224,7 @@ TEST_F(InfoTest, Sessions) {
   EXPECT_EQ(Counted(), (Figures{{"session_ended", "2"}})) << "and not forced, it was lost before";
 }
 
-TEST_F(InfoTest, ARequestThatIsWrongCountsNothing) {
+TEST_F(InfoTest, InvalidRequestsAreNotCounted) {
   Do({"LOCK.ACQUIRE", "job", "alice", "PX", "0"});
   Do({"LOCK.RELEASE", "job", ""});
   Do({"LPUSH", "list", "x"});
@@ -233,7 +233,7 @@ TEST_F(InfoTest, ARequestThatIsWrongCountsNothing) {
   EXPECT_EQ(Counted(), Figures{});
 }
 
-TEST_F(InfoTest, PlainLocks) {
+TEST_F(InfoTest, CountsRequestsForPlainLocks) {
   Do({"SET", "job", "alice", "PX", "60000"});
   EXPECT_TRUE(Do({"LOCK.ACQUIRE", "job", "bob", "PX", "1000"}).IsNil());
   Do({"LOCK.TOUCH", "job", "alice", "PX", "1000"});
@@ -247,7 +247,7 @@ TEST_F(InfoTest, PlainLocks) {
 
 // --- State ------------------------------------------------------------------------------------
 
-TEST_F(InfoTest, LocksWaitersAndLines) {
+TEST_F(InfoTest, ShowsNumberOfLocksWaitersAndContendedLocks) {
   EXPECT_TRUE(Eventually([&] { return Figure("locks") == "0"; }));
   MustAcquire(client_, "a", "alice");
   MustAcquire(client_, "b", "alice");
@@ -259,7 +259,7 @@ TEST_F(InfoTest, LocksWaitersAndLines) {
   Waiter dave(server(), "b", "dave");
   EXPECT_EQ(Figure("waiters"), "3");
   EXPECT_EQ(Figure("contended_locks"), "2");
-  // However locks come and go.
+  // However locks are added and removed.
   Do({"RENAME", "a", "renamed"});
   EXPECT_TRUE(bob.Read().IsInteger());
   EXPECT_EQ(Figure("locks"), "4");
@@ -280,7 +280,7 @@ TEST_F(InfoTest, LocksWaitersAndLines) {
 
 // --- Latencies --------------------------------------------------------------------------------
 
-TEST_F(InfoTest, WaitAndHoldTimes) {
+TEST_F(InfoTest, ShowsWaitAndHoldTimes) {
   for (const char* name : {"wait_p50_ms", "wait_p99_ms", "wait_p999_ms", "wait_max_ms",
                            "hold_p50_ms", "hold_p99_ms", "hold_p999_ms", "hold_max_ms"}) {
     EXPECT_EQ(Figure(name), "0") << name;
@@ -303,7 +303,7 @@ TEST_F(InfoTest, WaitAndHoldTimes) {
   EXPECT_EQ(Figure("wait_max_ms"), "0");
 }
 
-TEST_F(InfoTest, TheTimeOfThoseWhoWaitInVain) {
+TEST_F(InfoTest, WaitTimeIncludesWaitsThatTimedOut) {
   MustAcquire(client_, "job", "alice");
   EXPECT_TRUE(Do(AcquireWaiting("job", "bob", {.wait_ms = 50})).IsNil());
   EXPECT_GE(Number("wait_max_ms"), 50);
@@ -311,7 +311,7 @@ TEST_F(InfoTest, TheTimeOfThoseWhoWaitInVain) {
 
 // --- Reset ------------------------------------------------------------------------------------
 
-TEST_F(InfoTest, ResetsCountersAndNothingElse) {
+TEST_F(InfoTest, ResetClearsOnlyCounters) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   const std::string token = Figure("last_token");
@@ -328,13 +328,13 @@ TEST_F(InfoTest, ResetsCountersAndNothingElse) {
   EXPECT_EQ(Figure("acquired_after_wait"), "1") << "and goes on counting";
   EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.reset-stats", "no"}), Reply::Ok());
   EXPECT_EQ(Figure("acquired_after_wait"), "1");
-  // What was not told yet when it was reset is not counted after.
+  // A loss that was not published before the reset is not counted after it.
   RawConnection raw = server().ConnectRaw();
   DoAtOnce(raw, {{"DEL", "job"}, {"CONFIG", "SET", "turnstile.reset-stats", "yes"}});
   EXPECT_EQ(Counted(), Figures{});
 }
 
-TEST_F(InfoTest, SlowlogLeavesOutTheTimeOfWaiting) {
+TEST_F(InfoTest, SlowlogExcludesWaitTime) {
   Do({"CONFIG", "SET", "slowlog-log-slower-than", "100000"});
   Do({"SLOWLOG", "RESET"});
   MustAcquire(client_, "job", "alice", 200);

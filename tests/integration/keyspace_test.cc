@@ -1,4 +1,4 @@
-// What strangers can do to a lock with the server's own commands: remove it, or nothing.
+// What other clients can do to a lock with ordinary commands: remove it, or nothing.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ class KeyspaceTest : public SharedServerTest<KeyspaceTest> {
   }
   KeyspaceTest() { AliceAcquires(); }
 
-  // Alice holds `key`, until the same moment as ever.
+  // Alice holds `key` until the original end.
   void ExpectHeld(std::string_view key) {
     EXPECT_EQ(client_.Do("LOCK.FENCE", key, token_), Reply::Int(1));
     EXPECT_EQ(EndOf(client_, key), end_);
@@ -33,7 +33,7 @@ class KeyspaceTest : public SharedServerTest<KeyspaceTest> {
     EXPECT_EQ(client_.Do("TYPE", key), Reply::Status("turnstile"));
   }
 
-  // "job" is nobody's: Alice is told so, and a new holder gets a larger token.
+  // "job" is free: Alice's calls fail, and a new holder gets a larger token.
   void ExpectFree() {
     EXPECT_EQ(Do({"EXISTS", "job"}), Reply::Int(0));
     EXPECT_EQ(Do({"LOCK.FENCE", "job"}), Reply::Nil());
@@ -50,7 +50,7 @@ class KeyspaceTest : public SharedServerTest<KeyspaceTest> {
     return Do({"EXEC"});
   }
 
-  // Ways to change the TTL of "job" without removing it.
+  // Commands that change the TTL of "job" without removing it.
   Commands TtlChanges() const {
     return {{"PERSIST", "job"},
             {"EXPIRE", "job", "5"},
@@ -69,7 +69,7 @@ class KeyspaceTest : public SharedServerTest<KeyspaceTest> {
 
 // --- Removing ---------------------------------------------------------------------------------
 
-TEST_F(KeyspaceTest, WhoRemovesTheKeyFreesTheLock) {
+TEST_F(KeyspaceTest, RemovingKeyFreesLock) {
   for (const Command& command : Commands{{"DEL", "job"},
                                          {"UNLINK", "job"},
                                          {"FLUSHDB"},
@@ -90,7 +90,7 @@ TEST_F(KeyspaceTest, WhoRemovesTheKeyFreesTheLock) {
   }
 }
 
-TEST_F(KeyspaceTest, WhoOverwritesTheKeyFreesTheLock) {
+TEST_F(KeyspaceTest, OverwritingKeyFreesLock) {
   Do({"SADD", "set", "alice"});
   Do({"SET", "string", "bob"});
   for (const Command& command : Commands{{"SET", "job", "bob"},
@@ -102,7 +102,7 @@ TEST_F(KeyspaceTest, WhoOverwritesTheKeyFreesTheLock) {
     Do({"DEL", "job"});
     AliceAcquires();
     EXPECT_FALSE(Do(command).IsError());
-    // What is there now is a plain lock of the one who wrote it.
+    // The key is now a plain lock of the client that wrote it.
     EXPECT_EQ(client_.Do("LOCK.FENCE", "job", token_), Reply::Int(0));
     EXPECT_EQ(Do({"LOCK.RELEASE", "job", "alice"}), Reply::Int(0));
     EXPECT_EQ(Do({"GET", "job"}), Reply::Str("bob"));
@@ -115,7 +115,7 @@ TEST_F(KeyspaceTest, WhoOverwritesTheKeyFreesTheLock) {
 
 // --- Changing the TTL -------------------------------------------------------------------------
 
-TEST_F(KeyspaceTest, TheTtlIsSetBackAtOnce) {
+TEST_F(KeyspaceTest, ChangedTtlIsRevertedAtOnce) {
   for (const Command& change : TtlChanges()) {
     SCOPED_TRACE(change[0] + " " + change.back());
     EXPECT_EQ(Do(change), Reply::Int(1));
@@ -123,12 +123,12 @@ TEST_F(KeyspaceTest, TheTtlIsSetBackAtOnce) {
   }
 }
 
-TEST_F(KeyspaceTest, TheTtlIsSetBackAfterATransaction) {
+TEST_F(KeyspaceTest, TtlChangedInTransactionIsReverted) {
   EXPECT_TRUE(Transaction(TtlChanges()).IsArray());
   ExpectHeld("job");
 }
 
-TEST_F(KeyspaceTest, TheTtlIsSetBackAfterAScript) {
+TEST_F(KeyspaceTest, TtlChangedInScriptIsReverted) {
   for (const Command& change : TtlChanges()) {
     SCOPED_TRACE(change[0] + " " + change.back());
     Command eval = {"EVAL", "return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))", "1", "job",
@@ -139,14 +139,14 @@ TEST_F(KeyspaceTest, TheTtlIsSetBackAfterAScript) {
   }
 }
 
-TEST_F(KeyspaceTest, TheTtlIsSetBackInEveryDatabase) {
+TEST_F(KeyspaceTest, ChangedTtlIsRevertedInEveryDatabase) {
   Do({"SELECT", "7"});
   AliceAcquires();
   for (const Command& change : TtlChanges()) {
     EXPECT_EQ(Do(change), Reply::Int(1));
     ExpectHeld("job");
   }
-  // Also when it was changed from another one.
+  // Also if it was changed from another database.
   Do({"SELECT", "0"});
   EXPECT_EQ(
       Do({"EVAL", "redis.call('SELECT', 7) return redis.call('PERSIST', KEYS[1])", "1", "job"}),
@@ -155,7 +155,7 @@ TEST_F(KeyspaceTest, TheTtlIsSetBackInEveryDatabase) {
   ExpectHeld("job");
 }
 
-TEST_F(KeyspaceTest, ReplicasAreToldOnceThatTheTtlIsSetBack) {
+TEST_F(KeyspaceTest, RevertedTtlIsReplicatedOnce) {
   Do({"DEL", "job"});
   ReplicationStream stream(server().port());
   AliceAcquires();
@@ -169,7 +169,7 @@ TEST_F(KeyspaceTest, ReplicasAreToldOnceThatTheTtlIsSetBack) {
   EXPECT_EQ(stream.Until(client_), (Commands{{"PERSIST", "job"}, fact}));
   const std::string end = std::to_string(end_);
   Do({"PEXPIREAT", "job", end});
-  EXPECT_EQ(stream.Until(client_), (Commands{{"PEXPIREAT", "job", end}})) << "nothing to set back";
+  EXPECT_EQ(stream.Until(client_), (Commands{{"PEXPIREAT", "job", end}})) << "nothing to revert";
   Do({"EXPIRE", "job", "5", "GT"});
   EXPECT_EQ(stream.Until(client_), Commands{}) << "nothing was changed";
 
@@ -182,8 +182,8 @@ TEST_F(KeyspaceTest, ReplicasAreToldOnceThatTheTtlIsSetBack) {
   EXPECT_EQ(stream.db(), 3);
 }
 
-// The change and the move arrive before the server gets to setting the TTL back.
-TEST_F(KeyspaceTest, TheTtlIsSetBackWhereverTheLockGoesMeanwhile) {
+// The TTL change and the move arrive before the server can revert the TTL.
+TEST_F(KeyspaceTest, ChangedTtlIsRevertedAfterLockMoved) {
   for (const Command& change : {Command{"PERSIST", "job"}, Command{"EXPIRE", "job", "5"}}) {
     AliceAcquires();
     Transaction({change, {"RENAME", "job", "renamed"}});
@@ -205,8 +205,8 @@ TEST_F(KeyspaceTest, TheTtlIsSetBackWhereverTheLockGoesMeanwhile) {
   }
 }
 
-// A lock that is gone again, or is something else now, is not brought back.
-TEST_F(KeyspaceTest, NothingIsSetBackWhereTheLockIsGone) {
+// A lock that was removed or replaced is not brought back.
+TEST_F(KeyspaceTest, RemovedLockIsNotRestoredByTtlRevert) {
   Transaction({{"PERSIST", "job"}, {"DEL", "job"}});
   ExpectFree();
   AliceAcquires();
@@ -220,21 +220,20 @@ TEST_F(KeyspaceTest, NothingIsSetBackWhereTheLockIsGone) {
 
 // --- Paused writes ----------------------------------------------------------------------------
 
-// While writes are paused nothing may be written at all, by no way: the server would end itself if
-// a replica listened.
-TEST_F(KeyspaceTest, TheTtlIsSetBackAfterAPause) {
+// Nothing may be written while writes are paused: with a replica attached the server would abort.
+TEST_F(KeyspaceTest, ChangedTtlIsRevertedAfterPause) {
   ReplicationStream stream(server().port());
   Transaction({{"PERSIST", "job"}, {"CLIENT", "PAUSE", "100000", "WRITE"}});
   EXPECT_EQ(EndOf(client_, "job"), -1);
-  LetPass(Milliseconds{150});  // more than a turn of the server's own clock
+  LetPass(Milliseconds{150});  // more than one turn of the server's cron
   EXPECT_EQ(EndOf(client_, "job"), -1);
   EXPECT_EQ(Do({"CLIENT", "UNPAUSE"}), Reply::Ok());
   EXPECT_TRUE(Eventually([&] { return EndOf(client_, "job") == end_; }));
   ExpectHeld("job");
 }
 
-// A stranger's TTL runs out before it can be set back: the lock is gone or as it was.
-TEST_F(KeyspaceTest, ATtlThatEndsDuringAPause) {
+// A TTL set by another client expires before it can be reverted: the lock is gone or unchanged.
+TEST_F(KeyspaceTest, TtlExpiringDuringPauseLeavesLockOrRemovesIt) {
   ReplicationStream stream(server().port());
   Transaction({{"PEXPIRE", "job", "20"}, {"CLIENT", "PAUSE", "100000", "WRITE"}});
   EXPECT_TRUE(Eventually([&] { return Do({"EXISTS", "job"}) == Reply::Int(0); }));
@@ -244,29 +243,29 @@ TEST_F(KeyspaceTest, ATtlThatEndsDuringAPause) {
 }
 
 TEST_F(KeyspaceTest, WhileWritesArePausedOnlyInfoAnswers) {
-  Client asker = server().Connect();
+  Client requester = server().Connect();
   EXPECT_EQ(Do({"CLIENT", "PAUSE", "100000", "WRITE"}), Reply::Ok());
-  EXPECT_EQ(asker.Do("LOCK.INFO", "job").Field("mode"), Reply::Str("exclusive"));
-  EXPECT_TRUE(asker.Do("LOCK.HELP").IsArray());
-  asker.Send("LOCK.FENCE", "job", token_);
-  EXPECT_FALSE(asker.HasReply(Milliseconds{50})) << "it may not be current any more elsewhere";
+  EXPECT_EQ(requester.Do("LOCK.INFO", "job").Field("mode"), Reply::Str("exclusive"));
+  EXPECT_TRUE(requester.Do("LOCK.HELP").IsArray());
+  requester.Send("LOCK.FENCE", "job", token_);
+  EXPECT_FALSE(requester.HasReply(Milliseconds{50})) << "it may not be current any more elsewhere";
   EXPECT_EQ(Do({"CLIENT", "UNPAUSE"}), Reply::Ok());
-  EXPECT_EQ(asker.Read(), Reply::Int(1));
+  EXPECT_EQ(requester.Read(), Reply::Int(1));
 }
 
-TEST_F(KeyspaceTest, ALeaseThatEndsDuringAPause) {
-  Client asker = server().Connect();
+TEST_F(KeyspaceTest, LeaseEndingDuringPauseFreesLock) {
+  Client requester = server().Connect();
   MustAcquire(client_, "short", "alice", 20);
   EXPECT_EQ(Do({"CLIENT", "PAUSE", "100000", "WRITE"}), Reply::Ok());
-  asker.Send("LOCK.ACQUIRE", "short", "bob", "PX", kMinute);
+  requester.Send("LOCK.ACQUIRE", "short", "bob", "PX", kMinute);
   EXPECT_TRUE(Eventually([&] { return Do({"LOCK.INFO", "short"}).IsNil(); }));
   EXPECT_EQ(Do({"CLIENT", "UNPAUSE"}), Reply::Ok());
-  EXPECT_TRUE(asker.Read().IsInteger());
+  EXPECT_TRUE(requester.Read().IsInteger());
 }
 
 // --- Renaming, moving, copying ----------------------------------------------------------------
 
-TEST_F(KeyspaceTest, RenameTakesTheLockAlong) {
+TEST_F(KeyspaceTest, RenameMovesLock) {
   EXPECT_EQ(Do({"RENAME", "job", "new"}), Reply::Ok());
   ExpectHeld("new");
   EXPECT_EQ(Do({"LOCK.FENCE", "job"}), Reply::Nil());
@@ -285,7 +284,7 @@ TEST_F(KeyspaceTest, RenameTakesTheLockAlong) {
   EXPECT_EQ(Do({"LOCK.RELEASE", "new", "alice"}), Reply::Int(1));
 }
 
-TEST_F(KeyspaceTest, MoveAndSwapDbTakeTheLockAlong) {
+TEST_F(KeyspaceTest, MoveAndSwapDbMoveLock) {
   EXPECT_EQ(Do({"MOVE", "job", "4"}), Reply::Int(1));
   EXPECT_EQ(Do({"LOCK.FENCE", "job"}), Reply::Nil());
   Do({"SELECT", "4"});
@@ -297,7 +296,7 @@ TEST_F(KeyspaceTest, MoveAndSwapDbTakeTheLockAlong) {
   EXPECT_EQ(Do({"LOCK.RELEASE", "job", "alice"}), Reply::Int(1));
 }
 
-// It would be a second holder under the same token.
+// A copy would be a second holder under the same token.
 TEST_F(KeyspaceTest, CopyIsRefused) {
   for (const Command& copy : Commands{{"COPY", "job", "copy"},
                                       {"COPY", "job", "copy", "REPLACE"},
@@ -311,9 +310,9 @@ TEST_F(KeyspaceTest, CopyIsRefused) {
   EXPECT_EQ(Do({"EXISTS", "job"}), Reply::Int(0));
 }
 
-// --- Commands of other types, and looking -----------------------------------------------------
+// --- Commands of other types, and read-only commands ------------------------------------------
 
-TEST_F(KeyspaceTest, WhoSetsOnlyIfAbsentIsKeptOut) {
+TEST_F(KeyspaceTest, SetNxFailsWhileLockIsHeld) {
   EXPECT_EQ(Do({"SET", "job", "bob", "NX", "PX", "1000"}), Reply::Nil());
   EXPECT_EQ(Do({"SETNX", "job", "bob"}), Reply::Int(0));
   EXPECT_EQ(Do({"MSETNX", "job", "bob", "other", "bob"}), Reply::Int(0));
@@ -344,7 +343,7 @@ TEST_F(KeyspaceTest, CommandsOfOtherTypesAreRefused) {
   }
 }
 
-TEST_F(KeyspaceTest, LookingIsHarmless) {
+TEST_F(KeyspaceTest, ReadOnlyCommandsDoNotChangeLock) {
   EXPECT_EQ(Do({"CONFIG", "SET", "maxmemory-policy", "allkeys-lfu"}), Reply::Ok());
   Do({"SET", "string", "x"});
   ReplicationStream stream(server().port());

@@ -1,4 +1,4 @@
-// LOCK.LIST and LOCK.TOP: which locks there are, and which of them clients wait for.
+// LOCK.LIST and LOCK.TOP: which locks exist, and which of them clients wait for.
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ namespace {
 
 using Keys = std::vector<std::string>;
 
-// Every lock that LOCK.LIST tells of, from the first call to the last.
+// Every lock in the replies of LOCK.LIST, from the first call to the last.
 std::vector<Reply> ListAll(Client& client, const Command& options = {}) {
   std::vector<Reply> locks;
   std::string cursor = "0";
@@ -63,12 +63,12 @@ class ListTest : public SharedWaitingTest<ListTest> {
   Reply Do(const Command& command) { return client_.Do(command); }
 };
 
-TEST_F(ListTest, NothingToList) {
+TEST_F(ListTest, NoLocksGiveEmptyReplies) {
   EXPECT_EQ(Do({"LOCK.LIST"}), Reply::Array({Reply::Str("0"), Reply::Array({})}));
   EXPECT_EQ(Do({"LOCK.TOP"}), Reply::Array({}));
 }
 
-TEST_F(ListTest, EveryFieldOfALock) {
+TEST_F(ListTest, ShowsEveryFieldOfLock) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   Waiter carol(server(), "job", "carol");
@@ -90,7 +90,7 @@ TEST_F(ListTest, EveryFieldOfALock) {
       [&] { return Do({"LOCK.TOP"}).elements.at(0).Field("longest-wait-ms").integer > 20; }));
 }
 
-TEST_F(ListTest, MapsInResp3) {
+TEST_F(ListTest, RepliesWithMapsInResp3) {
   MustAcquire(client_, "job", "alice");
   RawConnection raw = server().ConnectRaw();
   raw.Hello(3);
@@ -99,7 +99,7 @@ TEST_F(ListTest, MapsInResp3) {
   EXPECT_TRUE(reply.elements[1].elements.at(0).IsMap());
 }
 
-TEST_F(ListTest, ModesAndLingers) {
+TEST_F(ListTest, ShowsModesAndLingeringLocks) {
   MustObtain(client_, Acquiring("shared", "a", {"SHARED"}));
   const int64_t highest = MustObtain(client_, Acquiring("shared", "b", {"SHARED"}));
   MustObtain(client_, Acquiring("limit", "a", {"LIMIT", "5"}));
@@ -123,7 +123,7 @@ TEST_F(ListTest, ModesAndLingers) {
   EXPECT_EQ(locks[2].Field("token"), Reply::Int(highest));
 }
 
-TEST_F(ListTest, ListsAllAmongManyOthers) {
+TEST_F(ListTest, ListsAllLocksAmongManyOtherKeys) {
   std::set<std::string> expected;
   for (int i = 0; i < 1000; i++) Do({"SET", "string:" + std::to_string(i), "x"});
   for (int i = 0; i < 200; i++) {
@@ -139,8 +139,8 @@ TEST_F(ListTest, ListsAllAmongManyOthers) {
   EXPECT_LT(first.elements.at(1).elements.size(), 100U);
 }
 
-// One call does only so much, whatever COUNT says; the cursor goes on from there.
-TEST_F(ListTest, ACallWithMuchToTellStopsEarly) {
+// One call does a limited amount of work, whatever COUNT says; the cursor continues from there.
+TEST_F(ListTest, LargeCallStopsEarlyAndContinuesByCursor) {
   constexpr size_t kLocks = 6000;
   std::set<std::string> expected;
   Commands commands;
@@ -159,7 +159,7 @@ TEST_F(ListTest, ACallWithMuchToTellStopsEarly) {
   EXPECT_EQ(std::set(keys.begin(), keys.end()), expected);
 }
 
-TEST_F(ListTest, OnlyWhatMatches) {
+TEST_F(ListTest, MatchFiltersKeys) {
   for (const char* key : {"table:1", "table:12", "room:1", "TABLE:1"}) {
     MustAcquire(client_, key, "alice");
   }
@@ -169,7 +169,7 @@ TEST_F(ListTest, OnlyWhatMatches) {
   EXPECT_EQ(KeysOf(ListAll(client_, {"match", "*", "count", "1000"})).size(), 4U);
 }
 
-TEST_F(ListTest, OfTheSelectedDatabase) {
+TEST_F(ListTest, ListsOnlySelectedDatabase) {
   MustAcquire(client_, "zero", "alice");
   Waiter waits(server(), "zero", "bob");
   Client other = server().Connect();
@@ -184,7 +184,7 @@ TEST_F(ListTest, OfTheSelectedDatabase) {
   EXPECT_EQ(TopKeys(client_), Keys{"zero"});
 }
 
-TEST_F(ListTest, AnyBytes) {
+TEST_F(ListTest, ListsBinaryKeysAndOwners) {
   const std::string key("\0\r\n\xff", 4);
   const std::string owner("\x1b[31m\0", 6);
   MustAcquire(client_, key, owner);
@@ -193,7 +193,7 @@ TEST_F(ListTest, AnyBytes) {
   EXPECT_EQ(lock.Field("owner"), Reply::Str(owner));
 }
 
-TEST_F(ListTest, WrongRequests) {
+TEST_F(ListTest, RefusesInvalidRequests) {
   for (const Command& wrong : Commands{{"LOCK.LIST", "0"},
                                        {"LOCK.LIST", "COUNT", "0"},
                                        {"LOCK.LIST", "CURSOR", "x"},
@@ -207,7 +207,7 @@ TEST_F(ListTest, WrongRequests) {
   EXPECT_FALSE(Do({"LOCK.LIST", "CURSOR", "99999999999999999999"}).text.starts_with("DISCONN"));
 }
 
-TEST_F(ListTest, InTransactionsAndScripts) {
+TEST_F(ListTest, WorksInTransactionsAndScripts) {
   MustAcquire(client_, "job", "alice");
   Waiter waits(server(), "job", "bob");
   Do({"MULTI"});
@@ -223,7 +223,7 @@ TEST_F(ListTest, InTransactionsAndScripts) {
 
 // --- LOCK.TOP ---------------------------------------------------------------------------------
 
-TEST_F(ListTest, TheLongestLinesFirst) {
+TEST_F(ListTest, TopShowsLongestQueuesFirst) {
   for (const char* key : {"one", "two", "three", "nobody"}) MustAcquire(client_, key, "alice");
   std::vector<std::unique_ptr<Waiter>> waiters;
   const auto wait = [&](const std::string& key) {
@@ -240,7 +240,7 @@ TEST_F(ListTest, TheLongestLinesFirst) {
   EXPECT_EQ(Do({"LOCK.TOP", "1"}).elements.at(0).Field("waiting"), Reply::Int(4));
 }
 
-TEST_F(ListTest, TenUnlessToldOtherwise) {
+TEST_F(ListTest, TopShowsTenByDefault) {
   std::vector<std::unique_ptr<Waiter>> waiters;
   for (int i = 0; i < 12; i++) {
     const std::string key = "job:" + std::to_string(i);
@@ -251,7 +251,7 @@ TEST_F(ListTest, TenUnlessToldOtherwise) {
   EXPECT_EQ(TopKeys(client_, {"1000"}).size(), 12U);
 }
 
-TEST_F(ListTest, PlainLocksThatSomebodyWaitsFor) {
+TEST_F(ListTest, TopShowsContendedPlainLocks) {
   Do({"SET", "plain", "alice", "PX", "60000"});
   Do({"SET", "for-ever", "bob"});
   Do({"SET", "long", std::string(300, 'x')});
@@ -274,9 +274,9 @@ TEST_F(ListTest, PlainLocksThatSomebodyWaitsFor) {
   EXPECT_GT(locks[2].Field("lease-left-ms").integer, 0);
 }
 
-// --- Who sees what ----------------------------------------------------------------------------
+// --- Visibility -------------------------------------------------------------------------------
 
-TEST_F(ListTest, WithoutWhatTheCallerMayNotRead) {
+TEST_F(ListTest, HidesKeysCallerMayNotRead) {
   for (const char* key : {"ours:1", "ours:2", "theirs"}) MustAcquire(client_, key, "alice");
   Waiter a(server(), "theirs", "w1");
   Waiter b(server(), "theirs", "w2");
@@ -285,10 +285,10 @@ TEST_F(ListTest, WithoutWhatTheCallerMayNotRead) {
       server().ConnectAs("reader", {"%R~ours:*", "+lock.list", "+lock.top", "+lock.info"});
   EXPECT_EQ(Sorted(KeysOf(ListAll(reader))), (Keys{"ours:1", "ours:2"}));
   EXPECT_EQ(TopKeys(reader), Keys{"ours:1"});
-  EXPECT_EQ(TopKeys(reader, {"1"}), Keys{"ours:1"}) << "what is left out takes no place";
+  EXPECT_EQ(TopKeys(reader, {"1"}), Keys{"ours:1"}) << "hidden locks do not count";
   Client writer =
       server().ConnectAs("writer", {"%W~ours:*", "+lock.list", "+lock.top", "+lock.info"});
-  EXPECT_EQ(ListAll(writer), std::vector<Reply>{}) << "the right to write is none to look";
+  EXPECT_EQ(ListAll(writer), std::vector<Reply>{}) << "permission to write does not allow reading";
   EXPECT_EQ(TopKeys(writer), Keys{});
   Client nobody = server().ConnectAs("nobody", {"~*", "+get"});
   EXPECT_TRUE(nobody.Do("LOCK.LIST").IsError("NOPERM"));
@@ -296,13 +296,14 @@ TEST_F(ListTest, WithoutWhatTheCallerMayNotRead) {
   // SCAN would show all names.
   Client scanner = server().ConnectAs("scanner", {"%R~ours:*", "+scan"});
   EXPECT_EQ(scanner.Do("SCAN", 0, "TYPE", "turnstile").elements.at(1).elements.size(), 3U);
-  // In scripts the rights are the caller's too.
+  // Scripts run with the caller's rights.
   Client script = server().ConnectAs("script", {"%R~ours:*", "+lock.list", "+lock.info", "+eval"});
   EXPECT_EQ(script.Do("EVAL", "return #redis.call('LOCK.LIST')[2]", 0), Reply::Int(2));
 }
 
-// The right to read a key by another command is none to know who holds the lock.
-TEST_F(ListTest, WithoutLocksOnWhichTheCallerMayNotRunInfo) {
+// Permission to read a key by another command does not include permission to see who holds the
+// lock.
+TEST_F(ListTest, HidesLocksOnWhichCallerMayNotRunInfo) {
   for (const char* key : {"bob:1", "secret:1"}) MustAcquire(client_, key, "alice");
   Waiter a(server(), "secret:1", "w1");
   Waiter b(server(), "bob:1", "w2");
@@ -311,7 +312,7 @@ TEST_F(ListTest, WithoutLocksOnWhichTheCallerMayNotRunInfo) {
   EXPECT_TRUE(bob.Do("LOCK.INFO", "secret:1").IsError("NOPERM"));
   EXPECT_EQ(KeysOf(ListAll(bob)), Keys{"bob:1"});
   EXPECT_EQ(TopKeys(bob), Keys{"bob:1"});
-  // Nor is the right to list.
+  // Nor does permission to list.
   Client lister = server().ConnectAs("lister", {"~*", "+lock.list", "+lock.top"});
   EXPECT_EQ(ListAll(lister), std::vector<Reply>{});
   EXPECT_EQ(TopKeys(lister), Keys{});
@@ -320,7 +321,7 @@ TEST_F(ListTest, WithoutLocksOnWhichTheCallerMayNotRunInfo) {
   EXPECT_EQ(TopKeys(both), Keys{"secret:1"});
 }
 
-TEST_F(ListTest, AStringIsShownToThoseWhoMayGetIt) {
+TEST_F(ListTest, ShowsStringValueOnlyToUsersAllowedToGetIt) {
   Do({"SET", "plain", "its-value"});
   Waiter waits(server(), "plain", "w");
   const auto owner = [](Client& client) {
@@ -332,7 +333,7 @@ TEST_F(ListTest, AStringIsShownToThoseWhoMayGetIt) {
   EXPECT_EQ(owner(may_not), Reply::Nil());
 }
 
-TEST(ListOnAReplicaTest, ListsAndHasNoLines) {
+TEST(ListOnReplicaTest, ListsLocksAndHasNoQueues) {
   Pair pair;
   MustAcquire(pair.primary(), "job", "alice");
   Waiter bob(pair.primary_server(), "job", "bob");
@@ -344,7 +345,7 @@ TEST(ListOnAReplicaTest, ListsAndHasNoLines) {
   EXPECT_EQ(TopKeys(pair.replica()), Keys{});
 }
 
-TEST(ListInAClusterTest, EachNodeItsOwn) {
+TEST(ListInClusterTest, EachNodeListsItsOwnLocks) {
   Cluster cluster({.primaries = 2});
   const std::string here = cluster.KeyOn(0);
   const std::string there = cluster.KeyOn(1);

@@ -1,6 +1,6 @@
-// While nobody listens, nothing need be told. These tests are about the moments in which somebody
-// begins to: a replica attaches, or comes back for what the backlog has kept, the AOF is turned on,
-// a slot is handed over. Whoever listens must end up with the same data, every time.
+// Nothing has to be replicated while there is no consumer: no replica, backlog or AOF. These tests
+// are about the moments at which a consumer appears: a replica attaches or reconnects and reads the
+// backlog, the AOF is enabled, a slot is exported. Every consumer must end up with the same data.
 
 #include <gtest/gtest.h>
 
@@ -41,9 +41,9 @@ void Append(Command& command, const Command& more) {
   command.insert(command.end(), more.begin(), more.end());
 }
 
-// Through files, because a diskless sync ends only with the replica's next acknowledgement, up to
-// a second later. What goes to the AOF is in its file when the client is answered. The delay makes
-// snapshots of many keys last.
+// Through files, because a diskless sync completes only with the replica's next acknowledgement, up
+// to a second later. Changes are written to the AOF, if not synced, before the client gets its
+// reply. The delay makes snapshots of many keys slow.
 ServerOptions Options(const Command& more = {}) {
   ServerOptions options{.args = {"--repl-diskless-sync", "no", "--appendfsync", "no",
                                  "--repl-backlog-size", "67108864", "--rdb-key-save-delay", "500"}};
@@ -60,7 +60,7 @@ void AwaitInfo(Client& client, const char* section, const char* field, const std
       << client.Do("INFO", section).text;
 }
 
-// How many syncs there were: "full" or "partial_ok".
+// The number of syncs: "full" or "partial_ok".
 int Syncs(Client& primary, const std::string& kind) {
   return std::stoi(InfoField(primary, "stats", "sync_" + kind));
 }
@@ -69,12 +69,12 @@ void Follow(Client& replica, int port) {
   EXPECT_EQ(replica.Do("REPLICAOF", "127.0.0.1", port), Reply::Ok());
 }
 
-// It knows how far it has got in the primary's history, and may go on from there.
+// It knows its offset in the primary's history, and may continue from there.
 void Leave(Client& replica) { Follow(replica, kNowhere); }
 
 Reply Digest(Client& client) { return client.Do("DEBUG", "DIGEST"); }
 
-// The replica gets all that it is told, and then has all that the primary has.
+// Waits until the replica has applied everything; then its data must equal the primary's.
 void ExpectSame(Client& primary, Client& replica) {
   AwaitInfo(replica, "replication", "master_link_status", "up");
   EXPECT_TRUE(Eventually(
@@ -86,13 +86,13 @@ void ExpectSame(Client& primary, Client& replica) {
   EXPECT_EQ(Digest(replica), Digest(primary));
 }
 
-// A server that starts on a copy of another's AOF. It is a replica, if one that hears nothing, so
-// that it does not remove keys whose time is over.
+// A server that loads a copy of another server's AOF. It is a replica without a primary, so that it
+// does not remove expired keys.
 class AofReader {
  public:
   void ExpectSame(const Server& server) {
     Client client = server.Connect();
-    // In this order, because the one turns into the other.
+    // Asked in this order, because a scheduled rewrite becomes one in progress.
     AwaitInfo(client, "persistence", "aof_rewrite_scheduled", "0");
     AwaitInfo(client, "persistence", "aof_rewrite_in_progress", "0");
     EXPECT_EQ(InfoField(client, "persistence", "aof_enabled"), "1");
@@ -104,7 +104,7 @@ class AofReader {
     const std::string from = server.dir() + "/appendonlydir";
     const std::string to = reader_.dir() + "/appendonlydir";
     std::error_code error;
-    // The server may still be removing files that a rewrite has replaced.
+    // The server may still be deleting files that a rewrite has replaced.
     EXPECT_TRUE(Eventually([&] {
       std::filesystem::remove_all(to);
       std::filesystem::copy(from, to, error);
@@ -122,8 +122,8 @@ class AofReader {
 
 // --- One after the other -------------------------------------------------------------------------
 
-// Changes locks in each of the ways that are told. What one call leaves is changed by the next, so
-// that none of it can be missed without a trace.
+// Changes locks in every way that is replicated. Each call changes what the previous one left, so
+// that no missing change goes unnoticed.
 class Changes {
  public:
   explicit Changes(std::string prefix = "") : prefix_(std::move(prefix)) {}
@@ -180,17 +180,17 @@ class Changes {
   std::string prefix_;
   int calls_ = 0;
   std::optional<Waiter> session_;
-  std::string life_;  // of the server that knows it
+  std::string life_;  // the generation of the server that it belongs to
 };
 
-class ListenersTest : public ::testing::Test {
+class ReplicationConsumersTest : public ::testing::Test {
  protected:
-  explicit ListenersTest(const Command& args = {}) : primary_(Options(args)) {
-    // By now each of them knows that nobody listens.
+  explicit ReplicationConsumersTest(const Command& args = {}) : primary_(Options(args)) {
+    // By now each server has noticed that it has no consumer.
     for (Client* each : {&client_, &copy_}) MustAcquire(*each, "alone", "me");
   }
 
-  // The replica becomes a primary, and at once somebody wants something of it.
+  // Promotes the replica and requests something from it at once.
   void Promote() {
     RawConnection raw = replica_.ConnectRaw();
     const std::vector<Reply> replies =
@@ -200,13 +200,13 @@ class ListenersTest : public ::testing::Test {
   }
 
   Server primary_;
-  Server replica_{Options()};  // it does not follow yet
+  Server replica_{Options()};  // does not replicate yet
   Client client_ = primary_.Connect();
   Client copy_ = replica_.Connect();
   Changes changes_;
 };
 
-TEST_F(ListenersTest, WhatNoReplicaHeardIsKeptInTheBacklog) {
+TEST_F(ReplicationConsumersTest, ReconnectingReplicaGetsMissedChangesFromBacklog) {
   Follow(copy_, primary_.port());
   ExpectSame(client_, copy_);
   for (int returns = 1; returns <= 3; returns++) {
@@ -220,7 +220,7 @@ TEST_F(ListenersTest, WhatNoReplicaHeardIsKeptInTheBacklog) {
   EXPECT_EQ(Syncs(client_, "full"), 1);
 }
 
-TEST_F(ListenersTest, WhatNobodyHeardComesWithTheSnapshot) {
+TEST_F(ReplicationConsumersTest, ChangesWithoutConsumersComeWithSnapshot) {
   EXPECT_EQ(client_.Do("CONFIG", "SET", "repl-backlog-ttl", 1), Reply::Ok());
   for (int syncs = 1; syncs <= 2; syncs++) {
     changes_.Make(primary_);
@@ -235,10 +235,9 @@ TEST_F(ListenersTest, WhatNobodyHeardComesWithTheSnapshot) {
   }
 }
 
-// It goes on with the history that its RDB file tells of: there is a backlog before there is
-// anybody to read it.
-TEST_F(ListenersTest, ARestartedPrimaryHasABacklogAtOnce) {
-  // Then no floor is told, which might come after the replica has left.
+// It continues the history stored in its RDB file: there is a backlog before anybody reads it.
+TEST_F(ReplicationConsumersTest, RestartedPrimaryHasBacklogAtOnce) {
+  // Then no floor is replicated, which might come after the replica has left.
   primary_.options() = Options({"--turnstile.token-margin-ms", "0"});
   ASSERT_TRUE(primary_.Restart());
   client_ = primary_.Connect();
@@ -257,9 +256,9 @@ TEST_F(ListenersTest, ARestartedPrimaryHasABacklogAtOnce) {
   EXPECT_EQ(Syncs(client_, "full"), 0);
 }
 
-// A copy that is saved without a fork also tells how far the history has got, once there is one: a
+// A snapshot that is saved without a fork also stores the replication offset, once there is one: a
 // replica waits for its sync.
-TEST_F(ListenersTest, AReplicaBeginsWithASavedCopy) {
+TEST_F(ReplicationConsumersTest, ReplicaCanStartFromSavedCopy) {
   EXPECT_EQ(
       client_.Do("CONFIG", "SET", "repl-diskless-sync", "yes", "repl-diskless-sync-delay", 600),
       Reply::Ok());
@@ -279,7 +278,7 @@ TEST_F(ListenersTest, AReplicaBeginsWithASavedCopy) {
   EXPECT_EQ(Syncs(client_, "partial_ok"), 1);
 }
 
-TEST_F(ListenersTest, APromotedReplicaIsHeardByItsOwnReplica) {
+TEST_F(ReplicationConsumersTest, SubReplicaGetsChangesOfPromotedReplica) {
   Server last(Options());
   Client leaf = last.Connect();
   Follow(copy_, primary_.port());
@@ -292,8 +291,8 @@ TEST_F(ListenersTest, APromotedReplicaIsHeardByItsOwnReplica) {
   EXPECT_EQ(Syncs(copy_, "partial_ok"), 1);
 }
 
-// Nobody has ever followed it, but it has a backlog from the time when it followed.
-TEST_F(ListenersTest, APromotedReplicaIsHeardByOneThatFollowedWithIt) {
+// It never had replicas, but it has a backlog from the time when it was a replica.
+TEST_F(ReplicationConsumersTest, SiblingReplicaGetsChangesOfPromotedReplica) {
   Server sibling(Options());
   Client other = sibling.Connect();
   Follow(copy_, primary_.port());
@@ -308,12 +307,12 @@ TEST_F(ListenersTest, APromotedReplicaIsHeardByOneThatFollowedWithIt) {
   EXPECT_EQ(Syncs(copy_, "partial_ok"), 1);
 }
 
-TEST_F(ListenersTest, APrimaryThatHandsOverHearsItsSuccessor) {
+TEST_F(ReplicationConsumersTest, FormerPrimaryGetsChangesOfSuccessor) {
   Follow(copy_, primary_.port());
   changes_.Make(primary_);
   ExpectSame(client_, copy_);
   EXPECT_EQ(client_.Do("FAILOVER"), Reply::Ok());
-  // As soon as it is granted at all.
+  // As soon as anything is granted again.
   const Command acquire = Acquiring("at once", "me", {});
   ASSERT_TRUE(Eventually([&] { return copy_.Do(acquire).IsInteger(); }, kSyncWithin));
   changes_.Make(replica_);
@@ -321,7 +320,7 @@ TEST_F(ListenersTest, APrimaryThatHandsOverHearsItsSuccessor) {
   EXPECT_EQ(Syncs(copy_, "full"), 0);
 }
 
-TEST_F(ListenersTest, TheAofHasAllFromTheMomentItIsTurnedOn) {
+TEST_F(ReplicationConsumersTest, AofHasEverythingSinceItWasEnabled) {
   AofReader aof;
   const Command on = {"CONFIG", "SET", "appendonly", "yes"};
   const Command off = {"CONFIG", "SET", "appendonly", "no"};
@@ -341,7 +340,7 @@ TEST_F(ListenersTest, TheAofHasAllFromTheMomentItIsTurnedOn) {
   }
 }
 
-TEST_F(ListenersTest, TheAofHasWhatChangesWhileItIsWritten) {
+TEST_F(ReplicationConsumersTest, AofHasChangesMadeDuringRewrite) {
   AofReader aof;
   AddManyKeys(client_);
   for (const bool behind_a_snapshot : {false, true}) {
@@ -361,8 +360,8 @@ TEST_F(ListenersTest, TheAofHasWhatChangesWhileItIsWritten) {
   }
 }
 
-// For a full sync a replica turns its AOF off and, by itself, on again.
-TEST_F(ListenersTest, TheAofOfAReplicaHasWhatItHearsAndWhatItDoesWhenPromoted) {
+// For a full sync a replica disables its AOF and then enables it again.
+TEST_F(ReplicationConsumersTest, AofOfReplicaHasReplicatedAndOwnChanges) {
   AofReader aof;
   EXPECT_EQ(copy_.Do("CONFIG", "SET", "appendonly", "yes"), Reply::Ok());
   Follow(copy_, primary_.port());
@@ -379,18 +378,19 @@ TEST_F(ListenersTest, TheAofOfAReplicaHasWhatItHearsAndWhatItDoesWhenPromoted) {
 struct Attachment {
   const char* name;
   Command args;
-  bool behind_a_snapshot = false;  // which is not meant for the replica
+  bool behind_a_snapshot = false;  // one that is not meant for the replica
   const char* two_channels = "no";
 };
 
 void PrintTo(const Attachment& attachment, std::ostream* out) { *out << attachment.name; }
 
-class AttachmentTest : public ListenersTest, public ::testing::WithParamInterface<Attachment> {
+class ReplicaAttachTest : public ReplicationConsumersTest,
+                          public ::testing::WithParamInterface<Attachment> {
  protected:
-  AttachmentTest() : ListenersTest(GetParam().args) {
+  ReplicaAttachTest() : ReplicationConsumersTest(GetParam().args) {
     AddManyKeys(client_);
     changes_.Make(primary_);
-    for (Client* each : {&client_, &copy_}) {  // whichever they know
+    for (Client* each : {&client_, &copy_}) {  // whichever settings the server has
       each->Do("CONFIG", "SET", "dual-channel-replication-enabled", GetParam().two_channels);
       each->Do("CONFIG", "SET", "repl-rdb-channel", GetParam().two_channels);
     }
@@ -398,19 +398,19 @@ class AttachmentTest : public ListenersTest, public ::testing::WithParamInterfac
   }
 };
 
-TEST_P(AttachmentTest, TheReplicaHearsWhatChangesMeanwhile) {
+TEST_P(ReplicaAttachTest, ReplicaGetsChangesMadeDuringSync) {
   Follow(copy_, primary_.port());
   AwaitInfo(client_, "replication", "connected_slaves", "1");
   changes_.Make(primary_);
-  // Now the snapshot has been taken, if not yet written.
+  // Now the snapshot has been taken, although perhaps not written yet.
   AwaitInfo(client_, "stats", "total_forks", GetParam().behind_a_snapshot ? "2" : "1");
   changes_.Make(primary_);
   ExpectSame(client_, copy_);
 }
 
-// The server takes both requests in one pass of its event loop. The lock must be in the snapshot or
-// in what follows.
-TEST_P(AttachmentTest, AReplicaHearsWhatIsGrantedRightBehindItsRequest) {
+// The server handles both requests in one pass of its event loop. The lock must be in the snapshot
+// or in the stream that follows.
+TEST_P(ReplicaAttachTest, ReplicaGetsGrantMadeRightAfterSyncRequest) {
   RawConnection raw = primary_.ConnectRaw();
   ASSERT_EQ(raw.Do("REPLCONF", "capa", "eof", "capa", "psync2"), Reply::Ok());
   primary_.Pause();
@@ -424,15 +424,15 @@ TEST_P(AttachmentTest, AReplicaHearsWhatIsGrantedRightBehindItsRequest) {
                std::string::npos;
       },
       kSyncWithin));
-  raw.SendCommand({"REPLCONF", "ACK", "0"});  // which the primary awaits after a diskless sync
+  raw.SendCommand({"REPLCONF", "ACK", "0"});  // expected by the primary after a diskless sync
   client_.Do("PUBLISH", "any", "the end");
-  const std::string heard = raw.ReadUntil("the end");
-  EXPECT_NE(heard.find("the lock"), std::string::npos);
-  EXPECT_EQ(heard.find("LOCK.ACQUIRE"), std::string::npos) << "only facts are told";
+  const std::string received = raw.ReadUntil("the end");
+  EXPECT_NE(received.find("the lock"), std::string::npos);
+  EXPECT_EQ(received.find("LOCK.ACQUIRE"), std::string::npos) << "only facts are replicated";
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Every, AttachmentTest,
+    Every, ReplicaAttachTest,
     ::testing::Values(
         Attachment{"ThroughFiles", {}}, Attachment{"BehindASnapshot", {}, true},
         Attachment{"Diskless", {"--repl-diskless-sync", "yes"}},
@@ -442,10 +442,11 @@ INSTANTIATE_TEST_SUITE_P(
                    {"--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "1"}}),
     [](const auto& test) { return test.param.name; });
 
-// Valkey 9 moves slots in one step, before which it tells the other node as it tells a replica.
-TEST(SlotExportTest, TheOtherNodeHearsWhatChangesMeanwhile) {
+// Valkey 9 moves slots in one step. While it exports a slot, the target node is a consumer like a
+// replica.
+TEST(SlotExportTest, TargetNodeGetsChangesMadeDuringExport) {
   const Command hold = {"DEBUG", "SLOTMIGRATION", "PREVENT-PAUSE", "1"};
-  if (Server().Connect().Do(hold).IsError()) return;  // there is no such thing
+  if (Server().Connect().Do(hold).IsError()) return;  // this server cannot export slots
   Cluster cluster({.primaries = 2});
   Client& from = cluster.client(0);
   Client& to = cluster.client(1);
@@ -471,9 +472,9 @@ TEST(SlotExportTest, TheOtherNodeHearsWhatChangesMeanwhile) {
   EXPECT_EQ(Digest(to), digest);
 }
 
-// --- At random moments, under load ---------------------------------------------------------------
+// --- At random times, under load -----------------------------------------------------------------
 
-// Callers that ask for everything there is, and strangers, for as long as this lives.
+// Clients that use all commands, including ordinary commands on the keys of locks, until destroyed.
 class Load {
  public:
   Load(const Server& server, unsigned seed) {
@@ -493,7 +494,7 @@ class Load {
     std::mt19937 random(seed);
     Client client(port);
     while (!stops_) {
-      if (random() % 50 == 0) client = Client(port);  // what was bound to the old one ends
+      if (random() % 50 == 0) client = Client(port);  // ends the holds bound to the old connection
       Commands commands = {RandomCommand(random)};
       const size_t way = random() % 4;
       if (way == 0) commands = {{"MULTI"}, commands[0], RandomCommand(random), {"EXEC"}};
@@ -513,7 +514,8 @@ class Load {
     const auto any = [&random](const Commands& choices) {
       return choices[random() % choices.size()];
     };
-    // Some locks many want, and some so few that what was missed is not soon made good.
+    // Some locks are contended, and some are used so rarely that a missed change is not soon
+    // overwritten.
     const size_t locks = random() % 2 == 0 ? 8 : 1000;
     const std::string key = "key" + std::to_string(random() % locks);
     const std::string other = "key" + std::to_string(random() % locks);
@@ -542,9 +544,9 @@ class Load {
   std::vector<std::thread> threads_;
 };
 
-class RandomListenersTest : public ::testing::TestWithParam<unsigned> {
+class RandomConsumersTest : public ::testing::TestWithParam<unsigned> {
  protected:
-  using Deed = void (RandomListenersTest::*)();
+  using Action = void (RandomConsumersTest::*)();
 
   size_t Below(size_t limit) { return random_() % limit; }
   void LetWork() { LetPass(std::chrono::microseconds(Below(100000))); }
@@ -574,8 +576,7 @@ class RandomListenersTest : public ::testing::TestWithParam<unsigned> {
       if (std::exchange(replica.follows, false)) Leave(replica.client);
     }
     AwaitInfo(client_, "replication", "repl_backlog_active", "0");
-    LetPass(
-        std::chrono::seconds{1});  // nobody is told when it goes, but may look from time to time
+    LetPass(std::chrono::seconds{1});  // the module learns this only by polling
     ReplicaComesOrGoes();
   }
 
@@ -586,21 +587,21 @@ class RandomListenersTest : public ::testing::TestWithParam<unsigned> {
 
   void AofIsRewritten() { client_.Do("BGREWRITEAOF"); }
 
-  std::vector<Deed> ShuffledDeeds() {
-    using This = RandomListenersTest;
-    std::vector<Deed> deeds(10, &This::ReplicaComesOrGoes);
-    deeds.insert(deeds.end(), 8, &This::ReplicaLosesItsLink);
-    deeds.insert(deeds.end(), 7, &This::AofIsTurnedOnOrOff);
-    deeds.insert(deeds.end(), 3, &This::AofIsRewritten);
-    deeds.push_back(&This::BacklogIsForgotten);
-    std::shuffle(deeds.begin(), deeds.end(), random_);
-    return deeds;
+  std::vector<Action> ShuffledActions() {
+    using This = RandomConsumersTest;
+    std::vector<Action> actions(10, &This::ReplicaComesOrGoes);
+    actions.insert(actions.end(), 8, &This::ReplicaLosesItsLink);
+    actions.insert(actions.end(), 7, &This::AofIsTurnedOnOrOff);
+    actions.insert(actions.end(), 3, &This::AofIsRewritten);
+    actions.push_back(&This::BacklogIsForgotten);
+    std::shuffle(actions.begin(), actions.end(), random_);
+    return actions;
   }
 
-  // While no key is removed because its time is over.
+  // While no expired key is removed.
   void Compare() {
     EXPECT_EQ(client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", 0), Reply::Ok());
-    // The callers' connections are gone, and what was bound to them has ended.
+    // The clients' connections are closed, and the holds bound to them have ended.
     AwaitInfo(client_, "clients", "connected_clients", "1");
     client_.Do("PING");
     for (Replica& replica : replicas_) {
@@ -625,17 +626,17 @@ class RandomListenersTest : public ::testing::TestWithParam<unsigned> {
   AofReader aof_;
 };
 
-TEST_P(RandomListenersTest, AllAgreeWheneverTheyBeganToListen) {
-  std::vector<Deed> deeds = ShuffledDeeds();
+TEST_P(RandomConsumersTest, AllConsumersAgreeWheneverTheyAttached) {
+  std::vector<Action> actions = ShuffledActions();
   int steps = 0;
-  while (!deeds.empty() && !HasFailure()) {
+  while (!actions.empty() && !HasFailure()) {
     SCOPED_TRACE("seed " + std::to_string(GetParam()) + ", step " + std::to_string(++steps));
     {
       const Load load(primary_, static_cast<unsigned>(random_()));
-      for (size_t left = 1 + Below(2); left > 0 && !deeds.empty(); left--) {
+      for (size_t left = 1 + Below(2); left > 0 && !actions.empty(); left--) {
         LetWork();
-        (this->*deeds.back())();
-        deeds.pop_back();
+        (this->*actions.back())();
+        actions.pop_back();
       }
       LetWork();
     }
@@ -647,7 +648,7 @@ TEST_P(RandomListenersTest, AllAgreeWheneverTheyBeganToListen) {
             << " partial syncs\n";
 }
 
-INSTANTIATE_TEST_SUITE_P(Seed, RandomListenersTest, ::testing::Values(1U, 2U));
+INSTANTIATE_TEST_SUITE_P(Seed, RandomConsumersTest, ::testing::Values(1U, 2U));
 
 }  // namespace
 }  // namespace turnstile::testing

@@ -19,7 +19,7 @@ namespace {
 
 using Counts = std::map<std::string, std::string>;
 
-// Steps that are no commands of the server.
+// Steps that are not commands of the server.
 const Command kCloseSession = {"close the connection that took locks with SESSION"};
 const Command kEvictAll = {"let the server evict all keys"};
 Command UntilEnded(const std::string& key) { return {"until the last lease is over", key}; }
@@ -29,8 +29,8 @@ struct Loss {
   const char* name;
   Commands acquire;
   Commands lose;
-  Counts counted;     // right after that,
-  Counts after = {};  // and after FLUSHALL, if that counts any more
+  Counts counted;     // right afterwards
+  Counts after = {};  // after FLUSHALL, if that counts any more
 };
 
 void PrintTo(const Loss& loss, std::ostream* out) { *out << loss.name; }
@@ -48,7 +48,7 @@ class LossCountersTest : public SharedWaitingTest<LossCountersTest>,
     } else if (step == kEvictAll) {
       client_.Do("CONFIG", "SET", "maxmemory-policy", "allkeys-random", "maxmemory", 1);
       EXPECT_TRUE(Eventually([&] {
-        client_.Do("SET", "x", "y");  // memory is looked at before a command that may need more
+        client_.Do("SET", "x", "y");  // memory is checked before a command that may need more
         return client_.Do("DBSIZE") == Reply::Int(0);
       }));
     } else if (step[0] == UntilEnded("")[0]) {
@@ -80,7 +80,7 @@ TEST_P(LossCountersTest, EachHoldIsCountedOnce) {
   for (const Command& step : loss.acquire) Run(step);
   ASSERT_EQ(client_.Do("CONFIG", "SET", "turnstile.reset-stats", "yes"), Reply::Ok());
   for (const Command& step : loss.lose) Run(step);
-  // What ends by itself, or with a connection, ends a moment later.
+  // Leases and sessions end asynchronously.
   EXPECT_TRUE(Eventually([&] { return Counted() == loss.counted; }))
       << ::testing::PrintToString(Counted());
   EXPECT_EQ(client_.Do("FLUSHALL", "SYNC"), Reply::Ok());
@@ -92,7 +92,7 @@ const Command kLingering = Acquiring("job", "alice", {"LINGER", "60000"}, 5);
 const Command kSession = Acquiring("job", "alice", {"SESSION"});
 const Command kSessionLingering = Acquiring("job", "alice", {"SESSION", "LINGER", "60000"});
 
-// Seven holds of four locks, among keys that are none. All are live.
+// Seven live holds of four locks, among keys of other types.
 const Commands kMany = {{"SET", "string", "x"},
                         {"RPUSH", "list", "x"},
                         kJob,
@@ -104,7 +104,7 @@ const Commands kMany = {{"SET", "string", "x"},
                         Acquiring("counted", "a", {"REENTRANT"}),
                         Acquiring("counted", "a", {"REENTRANT"})};
 
-// One hold that is live, one that lingers, one that is over beside one that is not.
+// A live hold, a lingering one, and an ended one next to a live one.
 const Commands kSomeEnded = {Acquiring("shared", "live", {"SHARED"}),
                              Acquiring("shared", "over", {"SHARED"}, 5),
                              Acquiring("live", "alice", {}), kLingering, UntilEnded("job")};

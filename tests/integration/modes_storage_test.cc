@@ -1,5 +1,5 @@
-// Locks of every mode are stored and replicated whole: all holders, their tokens, leases, counts
-// and lingers, also those whose lease is over until somebody is told so.
+// Locks of every mode are stored and replicated completely: all holders with their tokens, leases,
+// counts and lingers, including ended holds until their end is replicated.
 
 #include <gtest/gtest.h>
 
@@ -37,7 +37,8 @@ std::vector<std::string> KeysOf(Client& client) {
   return keys;
 }
 
-// Those who hold a lock now: owner, token, count and linger of each, in the order of their tokens.
+// The current holders of a lock: owner, token, count and linger of each, in the order of their
+// tokens.
 Reply HoldsOf(Client& client, const std::string& key) {
   Reply info = client.Do("LOCK.INFO", key);
   if (!info.IsArray()) return info;
@@ -54,7 +55,7 @@ Reply DigestOf(Client& client, const std::string& key) {
   return client.Do("DEBUG", "DIGEST-VALUE", key);
 }
 
-// All that is kept of a lock and does not move with time.
+// Everything that is stored for a lock and does not change with time.
 Reply Stored(Client& client, const std::string& key) {
   return Reply::Array(
       {HoldsOf(client, key), Reply::Int(EndOf(client, key)), DigestOf(client, key)});
@@ -66,8 +67,8 @@ std::map<std::string, Reply> AllStored(Client& client) {
   return stored;
 }
 
-// A lock in every state that there is. Those with a lease of 1 ms come last in their lock: the next
-// change would remove what has ended.
+// A lock in every possible state. Holds with a lease of 1 ms come last in their lock, because the
+// next change would remove ended ones.
 Commands Story() {
   const std::string bytes("\0\r\n\xff", 4);
   const auto acquire = [](const std::string& key, const std::string& owner,
@@ -143,10 +144,10 @@ Commands Story() {
   return story;
 }
 
-// How many of the story's locks there are in the end.
+// How many of these locks exist in the end.
 constexpr int64_t kLocksInStory = 25;
 
-// Returns when the short leases of the story are over.
+// Waits until the short leases of these locks have ended.
 void AwaitEndOfShortLeases(Client& client) {
   using Owners = std::vector<std::string>;
   EXPECT_TRUE(Eventually([&] { return HoldersOf(client, "lingers").empty(); }));
@@ -164,7 +165,8 @@ void TellStory(Client& client) {
   EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(kLocksInStory));
 }
 
-// Each holder that LOCK.INFO shows holds, may ask again, and gives up as often as it is counted.
+// Each holder that LOCK.INFO shows holds the lock, can reacquire it, and can release it as often as
+// it is counted.
 void ExpectUsable(Client& client, const std::string& key) {
   SCOPED_TRACE(key);
   const Reply info = client.Do("LOCK.INFO", key);
@@ -190,9 +192,9 @@ void ExpectUsable(Client& client, const std::string& key) {
 
 // --- Restarts ------------------------------------------------------------------------------------
 
-class ModesSurvivalTest : public ::testing::TestWithParam<Ordeal> {};
+class ModesRestartTest : public ::testing::TestWithParam<SurvivalScenario> {};
 
-TEST_P(ModesSurvivalTest, EveryHolderIsAsItWas) {
+TEST_P(ModesRestartTest, EveryHolderIsUnchanged) {
   Server server({.args = GetParam().args});
   Client client = server.Connect();
   TellStory(client);
@@ -201,7 +203,7 @@ TEST_P(ModesSurvivalTest, EveryHolderIsAsItWas) {
 
   GetParam().go_through(server);
 
-  client = server.Connect();  // and the connection of the session, if it still was one, is closed
+  client = server.Connect();  // the connection of the session, if it was still open, is closed
   EXPECT_EQ(client.Do("DEBUG", "DIGEST"), digest);
   EXPECT_EQ(AllStored(client), before);
   for (const auto& [key, stored] : before) ExpectUsable(client, key);
@@ -211,10 +213,10 @@ TEST_P(ModesSurvivalTest, EveryHolderIsAsItWas) {
   MustAcquire(client, "lingers", "stranger");
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, ModesSurvivalTest, ::testing::ValuesIn(Ordeals()),
+INSTANTIATE_TEST_SUITE_P(Every, ModesRestartTest, ::testing::ValuesIn(SurvivalScenarios()),
                          [](const auto& test) { return test.param.name; });
 
-TEST(ModesDumpTest, ARestoredLockIsTheSame) {
+TEST(ModesDumpTest, RestoredLockIsUnchanged) {
   Server server;
   Server other;
   Client client = server.Connect();
@@ -233,7 +235,7 @@ TEST(ModesDumpTest, ARestoredLockIsTheSame) {
   }
   EXPECT_EQ(elsewhere.Do("DEBUG", "DIGEST"), client.Do("DEBUG", "DIGEST"));
 
-  // Without its TTL. When that is set back, holds that are over are told as ended.
+  // Without its TTL. When that is reverted, ended holds are removed.
   for (const auto& [key, stored] : before) {
     SCOPED_TRACE(key);
     if (key == "plain") continue;
@@ -247,13 +249,13 @@ TEST(ModesDumpTest, ARestoredLockIsTheSame) {
   }
 }
 
-TEST(ModesAofTest, RewrittenHoldsOneFactForEachHolder) {
+TEST(ModesAofTest, RewriteWritesOneFactPerHolder) {
   Server server({.args = Aof("no")});
   Client client = server.Connect();
-  // The first grant also tells the floor of the token clock.
+  // The first grant also replicates the floor of the token clock.
   MustAcquire(client, "first", "me");
   client.Do("DEL", "first");
-  // In the order of their tokens, whatever the order of their names and ends.
+  // In the order of their tokens, whatever the order of owners and ends.
   const std::vector<std::pair<std::string, int64_t>> holders = {
       {"c", 70000}, {"a", 60000}, {"b", 80000}};
   Commands expected = {{"SELECT", "0"}};
@@ -261,11 +263,11 @@ TEST(ModesAofTest, RewrittenHoldsOneFactForEachHolder) {
     const Reply token =
         client.Do("LOCK.ACQUIRE", "job", owner, "PX", lease, "SHARED", "LINGER", lease);
     ASSERT_TRUE(token.IsInteger()) << token;
-    const Command told = LastInAof(server.dir());
-    const int64_t since = NumbersOf(told).since;
+    const Command replicated = LastInAof(server.dir());
+    const int64_t since = NumbersOf(replicated).since;
     expected.push_back(HeldCommand("job", owner, {token.integer, since, since + lease},
                                    {"SHARED", "LINGER", std::to_string(lease)}));
-    EXPECT_EQ(told, expected.back());
+    EXPECT_EQ(replicated, expected.back());
   }
   HeldNumbers numbers = NumbersOf(expected[2]);
   EXPECT_EQ(client.Do("LOCK.ACQUIRE", "job", "a", "PX", kMinute, "SHARED", "REENTRANT"),
@@ -283,16 +285,17 @@ TEST(ModesAofTest, RewrittenHoldsOneFactForEachHolder) {
 
 // --- Replicas ------------------------------------------------------------------------------------
 
-// Returns when the replica has done all that the primary has told until now.
+// Waits until the replica has applied everything the primary has replicated so far.
 void Settle(Client& primary, Client& replica) {
-  const std::string told = InfoField(primary, "replication", "master_repl_offset");
+  const std::string replicated = InfoField(primary, "replication", "master_repl_offset");
   EXPECT_TRUE(Eventually([&] {
-    return std::stoll(InfoField(replica, "replication", "slave_repl_offset")) >= std::stoll(told);
+    return std::stoll(InfoField(replica, "replication", "slave_repl_offset")) >=
+           std::stoll(replicated);
   })) << InfoField(replica, "replication", "slave_repl_offset")
-      << " of " << told;
+      << " of " << replicated;
 }
 
-// All keys, also those that only wait to be removed, are the same in each value and each TTL.
+// All keys, including expired ones that are not removed yet, have the same values and TTLs.
 void ExpectSame(Client& primary, Client& replica, const std::string& when) {
   Settle(primary, replica);
   EXPECT_EQ(replica.Do("DEBUG", "DIGEST"), primary.Do("DEBUG", "DIGEST")) << when;
@@ -306,8 +309,8 @@ ServerOptions ReplicaOf(const Server& primary, std::vector<std::string> args = {
   return {.args = args};
 }
 
-// A primary with a replica; both have an AOF. Synced through files, because a diskless sync ends
-// only with the replica's next acknowledgement, up to a second later.
+// A primary with a replica; both have an AOF. Synced through files, because a diskless sync
+// completes only with the replica's next acknowledgement, up to a second later.
 class ModesReplicaTest : public ::testing::Test {
  protected:
   ModesReplicaTest() { AwaitSync(copy_); }
@@ -324,7 +327,7 @@ class ModesReplicaTest : public ::testing::Test {
   Client copy_ = replica_.Connect();
 };
 
-TEST_F(ModesReplicaTest, AgreesAfterEveryStep) {
+TEST_F(ModesReplicaTest, ReplicaAgreesAfterEveryStep) {
   int step = 0;
   for (const Command& command : Story()) {
     const Reply reply = client_.Do(command);
@@ -338,7 +341,7 @@ TEST_F(ModesReplicaTest, AgreesAfterEveryStep) {
   AwaitEndOfShortLeases(copy_);
   EXPECT_EQ(AllStored(copy_), AllStored(client_));
 
-  // And after every end. The plain lock and the lingers are the server's own to remove.
+  // And after every end. The server itself removes the plain lock and the lingering locks.
   for (const std::string& key : KeysOf(client_)) {
     if (key == "session") continue;
     ExpectUsable(client_, key);
@@ -350,7 +353,7 @@ TEST_F(ModesReplicaTest, AgreesAfterEveryStep) {
   ExpectSame(client_, copy_, "after the end of the session");
 }
 
-TEST_F(ModesReplicaTest, TheReplicasOwnAofHasItAll) {
+TEST_F(ModesReplicaTest, ReplicasOwnAofIsComplete) {
   TellStory(client_);
   client_.Do("LOCK.RELEASE", "shared counted", "b");
   client_.Do("LOCK.RELEASE", "lingers", "me");
@@ -368,7 +371,7 @@ TEST_F(ModesReplicaTest, TheReplicasOwnAofHasItAll) {
   EXPECT_EQ(AllStored(copy_), stored);
 }
 
-TEST_F(ModesReplicaTest, PartialSyncAfterADroppedLink) {
+TEST_F(ModesReplicaTest, PartialSyncAfterDroppedLink) {
   TellStory(client_);
   Settle(client_, copy_);
   replica_.Pause();
@@ -395,7 +398,7 @@ TEST_F(ModesReplicaTest, PartialSyncAfterADroppedLink) {
 
 class ModesFullSyncTest : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(ModesFullSyncTest, BringsEveryHolder) {
+TEST_P(ModesFullSyncTest, FullSyncTransfersEveryHolder) {
   Server primary({.args = {"--repl-diskless-sync", GetParam()}});
   Client client = primary.Connect();
   TellStory(client);
@@ -419,18 +422,18 @@ TEST_P(ModesFullSyncTest, BringsEveryHolder) {
 INSTANTIATE_TEST_SUITE_P(Diskless, ModesFullSyncTest, ::testing::Values("no", "yes"),
                          [](const auto& test) { return test.param; });
 
-// --- The end of one hold among several -----------------------------------------------------------
+// --- The end of one of several holds -------------------------------------------------------------
 
 using Owners = std::vector<std::string>;
 
-// A primary that is overheard on the wire and through its AOF, and a replica that believes it.
-class ModesEndTest : public ModesReplicaTest {
+// A primary observed on the wire and through its AOF, and a replica.
+class ModesHoldEndTest : public ModesReplicaTest {
  protected:
-  ModesEndTest() { stream_ = std::make_unique<ReplicationStream>(primary_.port()); }
+  ModesHoldEndTest() { stream_ = std::make_unique<ReplicationStream>(primary_.port()); }
 
-  // What was told since this was last asked, without SELECT; the AOF and the wire agree, and
+  // The commands replicated since the last call, without SELECT. The AOF and the wire agree, and
   // the replica has the same values.
-  Commands Told() {
+  Commands Replicated() {
     Commands stream = stream_->Until(client_);
     const Commands aof = ReadAof(primary_.dir());
     Commands news;
@@ -439,7 +442,7 @@ class ModesEndTest : public ModesReplicaTest {
         [](const Command& command) { return command[0] != "SELECT" && !IsFloor(command); });
     known_ = std::ssize(aof);
     EXPECT_EQ(news, stream);
-    ExpectSame(client_, copy_, "when it was told");
+    ExpectSame(client_, copy_, "when it was replicated");
     return stream;
   }
 
@@ -452,7 +455,7 @@ class ModesEndTest : public ModesReplicaTest {
     return token.integer;
   }
 
-  // Returns when only these hold the lock, by the clock of each server.
+  // Waits until only these owners hold the lock, by the clock of each server.
   void AwaitHolders(const Owners& owners) {
     for (Client* client : {&client_, &copy_}) {
       EXPECT_TRUE(Eventually([&] { return HoldersOf(*client, "job") == owners; }))
@@ -460,17 +463,17 @@ class ModesEndTest : public ModesReplicaTest {
     }
   }
 
-  // b and c hold the lock in this mode, and a did.
+  // b and c hold the lock in this mode; a's hold has ended.
   void LetOneEnd(const Command& mode = {"SHARED"}) {
     Acquire("b", mode);
     Acquire("c", mode);
     Acquire("a", mode, 30);
-    Told();
+    Replicated();
     const Reply digest = DigestOf(client_, "job");
     AwaitHolders({"b", "c"});
     EXPECT_EQ(DigestOf(client_, "job"), digest) << "it is still stored";
     EXPECT_EQ(DigestOf(copy_, "job"), digest);
-    EXPECT_EQ(Told(), Commands{});
+    EXPECT_EQ(Replicated(), Commands{});
   }
 
   // The words of a fact that do not depend on tokens and time.
@@ -480,8 +483,8 @@ class ModesEndTest : public ModesReplicaTest {
     if (gist.size() == 4 && gist[1] == "EXPIRED") gist.pop_back();
     return gist;
   }
-  Commands ToldGist() {
-    Commands gists = Told();
+  Commands ReplicatedWithoutNumbers() {
+    Commands gists = Replicated();
     std::transform(gists.begin(), gists.end(), gists.begin(), Gist);
     return gists;
   }
@@ -496,10 +499,10 @@ class ModesEndTest : public ModesReplicaTest {
   std::ptrdiff_t known_ = std::ssize(ReadAof(primary_.dir()));
 };
 
-TEST_F(ModesEndTest, IsToldBeforeTheNextChange) {
+TEST_F(ModesHoldEndTest, EndIsReplicatedBeforeNextChange) {
   struct Next {
     Command command;
-    Command told;
+    Command replicated;
     Owners left;
   };
   const std::vector<Next> changes = {
@@ -512,171 +515,176 @@ TEST_F(ModesEndTest, IsToldBeforeTheNextChange) {
        {"LOCK.HELD", "job", "d", "SHARED", "LINGER", "5"},
        {"b", "c", "d"}},
   };
-  for (const auto& [command, told, left] : changes) {
+  for (const auto& [command, replicated, left] : changes) {
     SCOPED_TRACE(command[0] + " " + command[2]);
     LetOneEnd();
     EXPECT_FALSE(client_.Do(command).IsError());
-    EXPECT_EQ(ToldGist(), (Commands{{"MULTI"}, {"LOCK.FACT", "EXPIRED", "job"}, told, {"EXEC"}}));
+    EXPECT_EQ(ReplicatedWithoutNumbers(),
+              (Commands{{"MULTI"}, {"LOCK.FACT", "EXPIRED", "job"}, replicated, {"EXEC"}}));
     AwaitHolders(left);
     EXPECT_EQ(client_.Do("DEL", "job"), Reply::Int(1));
-    Told();
+    Replicated();
   }
 }
 
-TEST_F(ModesEndTest, IsToldWhenTheTtlIsSetBack) {
+TEST_F(ModesHoldEndTest, EndIsReplicatedWhenTtlIsReverted) {
   LetOneEnd({"LIMIT", "3"});
   EXPECT_EQ(client_.Do("PERSIST", "job"), Reply::Int(1));
-  EXPECT_EQ(ToldGist(), (Commands{{"PERSIST", "job"},
-                                  {"MULTI"},
-                                  {"LOCK.FACT", "EXPIRED", "job"},
-                                  {"LOCK.HELD", "job", "c", "LIMIT"},
-                                  {"EXEC"}}));
+  EXPECT_EQ(ReplicatedWithoutNumbers(), (Commands{{"PERSIST", "job"},
+                                                  {"MULTI"},
+                                                  {"LOCK.FACT", "EXPIRED", "job"},
+                                                  {"LOCK.HELD", "job", "c", "LIMIT"},
+                                                  {"EXEC"}}));
   AwaitHolders({"b", "c"});
 }
 
-// It has ended for its owner too, who may begin anew.
-TEST_F(ModesEndTest, ItsOwnerIsAStranger) {
+// It has ended for its owner too, who gets a new hold.
+TEST_F(ModesHoldEndTest, OwnerOfEndedHoldGetsNewHold) {
   LetOneEnd();
   EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "a", "PX", kMinute), Reply::Int(0));
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "a"), Reply::Int(0));
-  EXPECT_EQ(Told(), Commands{}) << "nothing has happened";
+  EXPECT_EQ(Replicated(), Commands{}) << "nothing has happened";
   Acquire("a");
-  EXPECT_EQ(ToldGist(), (Commands{{"LOCK.HELD", "job", "a", "SHARED"}}))
+  EXPECT_EQ(ReplicatedWithoutNumbers(), (Commands{{"LOCK.HELD", "job", "a", "SHARED"}}))
       << "the new hold takes the place of the old one";
   AwaitHolders({"b", "c", "a"});
 }
 
-TEST_F(ModesEndTest, SeveralAreToldInOneFact) {
+TEST_F(ModesHoldEndTest, SeveralEndsAreReplicatedInOneFact) {
   Acquire("b");
   // Long enough that none ends before the last of them is granted.
   Acquire("z", {"SHARED"}, 800);
   Acquire("y", {"SHARED"}, 801);
   Acquire("x", {"SHARED", "LINGER", "20"}, 800);
   Acquire("lingers", {"SHARED", "LINGER", "60000"}, 800);
-  Told();
+  Replicated();
   AwaitHolders({"b"});
-  ASSERT_TRUE(Eventually([&] {  // the longest of the others' lingers is over
+  ASSERT_TRUE(Eventually([&] {  // the longest linger of the others has ended
     return client_.Do("LOCK.INFO", "job").Field("linger-left-ms").integer < 60000 - 30;
   }));
-  EXPECT_EQ(Told(), Commands{});
+  EXPECT_EQ(Replicated(), Commands{});
   EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "b", "PX", kMinute), Reply::Int(1));
-  EXPECT_EQ(ToldGist(), (Commands{{"MULTI"},
-                                  {"LOCK.FACT", "EXPIRED", "job"},
-                                  {"LOCK.HELD", "job", "b", "SHARED"},
-                                  {"EXEC"}}))
+  EXPECT_EQ(ReplicatedWithoutNumbers(), (Commands{{"MULTI"},
+                                                  {"LOCK.FACT", "EXPIRED", "job"},
+                                                  {"LOCK.HELD", "job", "b", "SHARED"},
+                                                  {"EXEC"}}))
       << "and not the one that still lingers";
   EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_expired"), "3") << "counted one by one";
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "lingers"), Reply::Int(0));
-  EXPECT_EQ(Told(), (Commands{{"LOCK.FACT", "ENDED", "job", "lingers"}})) << "it was still there";
+  EXPECT_EQ(Replicated(), (Commands{{"LOCK.FACT", "ENDED", "job", "lingers"}}))
+      << "it was still there";
 }
 
-// An owner whose own hold has ended comes back: it is removed with those of the others, counted
-// once, and the new hold has a new token.
-TEST_F(ModesEndTest, OwnEndedHoldGoesWithTheOthers) {
+// An owner whose own hold has ended returns: its old hold is removed with those of the others and
+// counted once, and the new hold has a new token.
+TEST_F(ModesHoldEndTest, OwnEndedHoldIsRemovedWithOthers) {
   Acquire("b");
   const int64_t first = Acquire("a", {"SHARED"}, 30);
   Acquire("c", {"SHARED"}, 30);
   AwaitHolders({"b"});
-  Told();
+  Replicated();
   EXPECT_GT(Acquire("a"), first);
-  EXPECT_EQ(ToldGist(), (Commands{{"MULTI"},
-                                  {"LOCK.FACT", "EXPIRED", "job"},
-                                  {"LOCK.HELD", "job", "a", "SHARED"},
-                                  {"EXEC"}}));
+  EXPECT_EQ(ReplicatedWithoutNumbers(), (Commands{{"MULTI"},
+                                                  {"LOCK.FACT", "EXPIRED", "job"},
+                                                  {"LOCK.HELD", "job", "a", "SHARED"},
+                                                  {"EXEC"}}));
   EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_expired"), "2");
   AwaitHolders({"b", "a"});
 }
 
-// All of them are over: the fact removes the lock, and the newcomer makes a new one.
-TEST_F(ModesEndTest, NewcomerFindsOnlyEndedHolds) {
+// All of them have ended: the fact removes the lock, and the newcomer creates a new one.
+TEST_F(ModesHoldEndTest, NewcomerReplacesLockOfEndedHolds) {
   Acquire("a", {"SHARED"}, 30);
   Acquire("b", {"SHARED"}, 30);
-  Told();
+  Replicated();
   ASSERT_TRUE(Eventually([&] { return HoldersOf(client_, "job").empty(); }));
   Acquire("c");
   AwaitHolders({"c"});
-  Told();
+  Replicated();
   EXPECT_EQ(InfoField(client_, "turnstile", "turnstile_expired"), "2");
 }
 
-// What takes the place of all others needs no word about them.
-TEST_F(ModesEndTest, AnUpgradeReplacesThem) {
+// A change that replaces all other holds needs no fact about them.
+TEST_F(ModesHoldEndTest, UpgradeReplacesEndedHoldsWithoutFact) {
   LetOneEnd();
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "c"), Reply::Int(1));
   Acquire("c", {"SHARED"}, 30);
   AwaitHolders({"b"});
-  Told();
+  Replicated();
   Acquire("b", {});
-  EXPECT_EQ(ToldGist(), (Commands{{"LOCK.HELD", "job", "b"}}));
+  EXPECT_EQ(ReplicatedWithoutNumbers(), (Commands{{"LOCK.HELD", "job", "b"}}));
   AwaitHolders({"b"});
   EXPECT_EQ(client_.Do("LOCK.ACQUIRE", "job", "a", "PX", 1, "SHARED"), Reply::Nil());
 }
 
-TEST_F(ModesEndTest, IsToldAtOnceWhenSomebodyWaits) {
+TEST_F(ModesHoldEndTest, EndIsReplicatedAtOnceWhenSomebodyWaits) {
   Acquire("b");
   Acquire("c");
   Acquire("a", {"SHARED"}, 800);
-  Told();
+  Replicated();
   Waiter waiter(primary_, "job", "w");
   AwaitHolders({"b", "c"});
-  Commands told;
-  ASSERT_TRUE(Eventually([&] { return !(told = ToldGist()).empty(); }));
-  EXPECT_EQ(told, (Commands{{"LOCK.FACT", "EXPIRED", "job"}}));
+  Commands replicated;
+  ASSERT_TRUE(Eventually([&] { return !(replicated = ReplicatedWithoutNumbers()).empty(); }));
+  EXPECT_EQ(replicated, (Commands{{"LOCK.FACT", "EXPIRED", "job"}}));
   EXPECT_FALSE(waiter.HasReply());
   for (const char* owner : {"b", "c"}) {
     EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", owner), Reply::Int(1));
   }
   EXPECT_TRUE(waiter.Read().IsInteger());
-  EXPECT_EQ(ToldGist(), (Commands{{"LOCK.RELEASE", "job", "b"},
-                                  {"LOCK.RELEASE", "job", "c"},
-                                  {"LOCK.HELD", "job", "w"}}));
+  EXPECT_EQ(ReplicatedWithoutNumbers(), (Commands{{"LOCK.RELEASE", "job", "b"},
+                                                  {"LOCK.RELEASE", "job", "c"},
+                                                  {"LOCK.HELD", "job", "w"}}));
   AwaitHolders({"w"});
 }
 
-// One that had ended before anybody waited is told when the first one does, or with what comes
-// next.
-TEST_F(ModesEndTest, IsToldForAWaiterThatComesLater) {
+// The end of a hold before anybody waited is replicated when the first waiter comes, or with the
+// next change.
+TEST_F(ModesHoldEndTest, EarlierEndIsReplicatedForLaterWaiter) {
   LetOneEnd();
   Waiter waiter(primary_, "job", "w");
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "b"), Reply::Int(1));
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "c"), Reply::Int(1));
   EXPECT_TRUE(waiter.Read().IsInteger());
-  Commands told = ToldGist();
-  std::erase_if(told, [](const Command& command) { return command.size() == 1; });  // MULTI, EXEC
-  EXPECT_EQ(told, (Commands{{"LOCK.FACT", "EXPIRED", "job"},
-                            {"LOCK.RELEASE", "job", "b"},
-                            {"LOCK.RELEASE", "job", "c"},
-                            {"LOCK.HELD", "job", "w"}}));
+  Commands replicated = ReplicatedWithoutNumbers();
+  std::erase_if(replicated,
+                [](const Command& command) { return command.size() == 1; });  // MULTI, EXEC
+  EXPECT_EQ(replicated, (Commands{{"LOCK.FACT", "EXPIRED", "job"},
+                                  {"LOCK.RELEASE", "job", "b"},
+                                  {"LOCK.RELEASE", "job", "c"},
+                                  {"LOCK.HELD", "job", "w"}}));
   AwaitHolders({"w"});
 }
 
-TEST_F(ModesEndTest, APermitIsHandedOn) {
+TEST_F(ModesHoldEndTest, EndedPermitIsGrantedToWaiter) {
   Acquire("b", {"LIMIT", "3"});
   Acquire("c", {"LIMIT", "3"});
   Acquire("a", {"LIMIT", "3"}, 800);
-  Told();
+  Replicated();
   Waiter waiter(primary_);
   waiter.Send("LOCK.ACQUIRE", "job", "w", "PX", kMinute, "LIMIT", 3, "WAIT", kMinute);
   AwaitBlocked(client_, waiter.id());
   EXPECT_TRUE(waiter.Read().IsInteger());
-  Commands told = ToldGist();
-  std::erase_if(told, [](const Command& command) { return command.size() == 1; });
-  EXPECT_EQ(told, (Commands{{"LOCK.FACT", "EXPIRED", "job"}, {"LOCK.HELD", "job", "w", "LIMIT"}}));
+  Commands replicated = ReplicatedWithoutNumbers();
+  std::erase_if(replicated, [](const Command& command) { return command.size() == 1; });
+  EXPECT_EQ(replicated,
+            (Commands{{"LOCK.FACT", "EXPIRED", "job"}, {"LOCK.HELD", "job", "w", "LIMIT"}}));
   AwaitHolders({"b", "c", "w"});
 }
 
-TEST_F(ModesEndTest, TheLastOneIsTheRemovalOfTheKey) {
+TEST_F(ModesHoldEndTest, EndOfLastHoldIsReplicatedAsKeyRemoval) {
   Acquire("a", {"SHARED"}, 30);
   Acquire("b", {"SHARED", "LINGER", "30"}, 30);
-  Told();
+  Replicated();
   ASSERT_TRUE(Eventually([&] { return client_.Do("DBSIZE") == Reply::Int(0); }));
-  const Commands told = Told();
-  EXPECT_TRUE((told == Commands{{"DEL", "job"}} || told == Commands{{"UNLINK", "job"}}));
+  const Commands replicated = Replicated();
+  EXPECT_TRUE(
+      (replicated == Commands{{"DEL", "job"}} || replicated == Commands{{"UNLINK", "job"}}));
   EXPECT_EQ(copy_.Do("DBSIZE"), Reply::Int(0));
 }
 
-// The AOF and a restart know as much as the replica: the hold is there, and over.
-TEST_F(ModesEndTest, IsKeptOverARestart) {
+// The AOF and a restart preserve as much as the replica has: the hold exists and has ended.
+TEST_F(ModesHoldEndTest, EndedHoldSurvivesRestartAsEnded) {
   LetOneEnd();
   const Reply digest = DigestOf(client_, "job");
   Crash(primary_);
@@ -697,14 +705,14 @@ TEST_F(ModesEndTest, IsKeptOverARestart) {
 
 // --- Releases, lingers and sessions --------------------------------------------------------------
 
-TEST_F(ModesEndTest, CountedHoldsAreGivenUpOneByOne) {
+TEST_F(ModesHoldEndTest, ReleasesOfCountedHoldAreReplicatedOneByOne) {
   for (const Command& mode : Commands{{}, {"SHARED"}}) {
     Command reentrant = mode;
     reentrant.push_back("REENTRANT");
     if (!mode.empty()) Acquire("other", mode);
     int64_t token = 0;
     for (int i = 0; i < 3; i++) token = Acquire("me", reentrant);
-    Told();
+    Replicated();
     for (int64_t left = 3; left > 0; left--) {
       for (Client* client : {&client_, &copy_}) {
         const Reply holder = client->Do("LOCK.INFO", "job").Field("holders").elements.back();
@@ -713,16 +721,16 @@ TEST_F(ModesEndTest, CountedHoldsAreGivenUpOneByOne) {
         EXPECT_EQ(holder.Field("token"), Reply::Int(token));
       }
       EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));
-      EXPECT_EQ(Told(), (Commands{{"LOCK.RELEASE", "job", "me"}}));
+      EXPECT_EQ(Replicated(), (Commands{{"LOCK.RELEASE", "job", "me"}}));
     }
     EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(0));
     AwaitHolders(mode.empty() ? Owners{} : Owners{"other"});
-    EXPECT_EQ(Told(), Commands{});
+    EXPECT_EQ(Replicated(), Commands{});
   }
 }
 
-// A replica whose clock says that the lease is long over counts down all the same.
-TEST_F(ModesEndTest, CountsAreObeyedWithoutLookingAtTheClock) {
+// A replica whose clock says that the lease ended long ago still decrements the count.
+TEST_F(ModesHoldEndTest, ReplicaAppliesReleasesWhateverItsClock) {
   Acquire("other", {"SHARED"});
   for (int i = 0; i < 3; i++) Acquire("me", {"SHARED", "REENTRANT"}, 1500);
   Settle(client_, copy_);
@@ -737,73 +745,73 @@ TEST_F(ModesEndTest, CountsAreObeyedWithoutLookingAtTheClock) {
   AwaitHolders({"other"});
 }
 
-TEST_F(ModesEndTest, SeveralLocksAtOnceAreToldOneByOne) {
+TEST_F(ModesHoldEndTest, ReleaseOfSeveralLocksIsReplicatedOneByOne) {
   EXPECT_TRUE(client_
                   .Do("LOCK.ACQUIRE", "job", "me", "PX", kMinute, "SHARED", "REENTRANT", "ALSO", 2,
                       "x", "y")
                   .IsInteger());
-  EXPECT_EQ(ToldGist(), (Commands{{"MULTI"},
-                                  {"LOCK.HELD", "job", "me", "SHARED"},
-                                  {"LOCK.HELD", "x", "me", "SHARED"},
-                                  {"LOCK.HELD", "y", "me", "SHARED"},
-                                  {"EXEC"}}));
+  EXPECT_EQ(ReplicatedWithoutNumbers(), (Commands{{"MULTI"},
+                                                  {"LOCK.HELD", "job", "me", "SHARED"},
+                                                  {"LOCK.HELD", "x", "me", "SHARED"},
+                                                  {"LOCK.HELD", "y", "me", "SHARED"},
+                                                  {"EXEC"}}));
   EXPECT_EQ(client_.Do("LOCK.TOUCH", "y", "me", "PX", kMinute, "ALSO", 2, "free", "job"),
             Reply::Int(2));
-  EXPECT_EQ(ToldGist(), (Commands{{"MULTI"},
-                                  {"LOCK.HELD", "y", "me", "SHARED"},
-                                  {"LOCK.HELD", "job", "me", "SHARED"},
-                                  {"EXEC"}}));
+  EXPECT_EQ(ReplicatedWithoutNumbers(), (Commands{{"MULTI"},
+                                                  {"LOCK.HELD", "y", "me", "SHARED"},
+                                                  {"LOCK.HELD", "job", "me", "SHARED"},
+                                                  {"EXEC"}}));
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me", "ALSO", 3, "x", "free", "y"), Reply::Int(3));
-  EXPECT_EQ(Told(), (Commands{{"MULTI"},
-                              {"LOCK.RELEASE", "job", "me"},
-                              {"LOCK.RELEASE", "x", "me"},
-                              {"LOCK.RELEASE", "y", "me"},
-                              {"EXEC"}}));
+  EXPECT_EQ(Replicated(), (Commands{{"MULTI"},
+                                    {"LOCK.RELEASE", "job", "me"},
+                                    {"LOCK.RELEASE", "x", "me"},
+                                    {"LOCK.RELEASE", "y", "me"},
+                                    {"EXEC"}}));
   EXPECT_EQ(client_.Do("DBSIZE"), Reply::Int(0));
 }
 
-// The release of a hold that lingers answers 0, and everybody is told that it is over.
-TEST_F(ModesEndTest, AReleaseCutsTheLinger) {
+// Releasing a lingering hold returns 0, and its end is replicated.
+TEST_F(ModesHoldEndTest, ReleaseEndingLingerIsReplicated) {
   for (const Command& mode : Commands{{}, {"SHARED"}, {"LIMIT", "2"}}) {
     Command lingering = mode;
     lingering.insert(lingering.end(), {"LINGER", "60000"});
     const Owners others = mode.empty() ? Owners{} : Owners{"other"};
     if (!mode.empty()) Acquire("other", mode);
     Acquire("me", lingering, 30);
-    Told();
+    Replicated();
     AwaitHolders(others);
     for (Client* client : {&client_, &copy_}) {
       EXPECT_GT(client->Do("LOCK.INFO", "job").Field("linger-left-ms").integer, 0);
     }
-    EXPECT_EQ(Told(), Commands{}) << "that it lingers was told when it was granted";
+    EXPECT_EQ(Replicated(), Commands{}) << "the linger was replicated with the grant";
     EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(0));
-    EXPECT_EQ(Told(), (Commands{{"LOCK.FACT", "ENDED", "job", "me"}}));
+    EXPECT_EQ(Replicated(), (Commands{{"LOCK.FACT", "ENDED", "job", "me"}}));
     for (Client* client : {&client_, &copy_}) {
       const Reply info = client->Do("LOCK.INFO", "job");
       EXPECT_EQ(mode.empty() ? info : info.Field("linger-left-ms"),
                 mode.empty() ? Reply::Nil() : Reply::Int(0));
     }
     EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(0));
-    EXPECT_EQ(Told(), Commands{});
+    EXPECT_EQ(Replicated(), Commands{});
     const Reply digest = client_.Do("DEBUG", "DIGEST");
     EXPECT_EQ(client_.Do("DEBUG", "LOADAOF"), Reply::Ok());
     EXPECT_EQ(client_.Do("DEBUG", "DIGEST"), digest) << "also by the AOF";
     client_.Do("DEL", "job");
-    Told();
+    Replicated();
   }
 }
 
-// A counted hold that lingers is over with one release, as with its lease.
-TEST_F(ModesEndTest, ACountedLingerIsCutAtOnce) {
+// One release ends a lingering counted hold, as the end of its lease does.
+TEST_F(ModesHoldEndTest, OneReleaseEndsLingerOfCountedHold) {
   for (int i = 0; i < 3; i++) Acquire("me", {"REENTRANT", "LINGER", "60000"}, 30);
-  Told();
+  Replicated();
   AwaitHolders({});
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(0));
-  EXPECT_EQ(Told(), (Commands{{"LOCK.FACT", "ENDED", "job", "me"}}));
+  EXPECT_EQ(Replicated(), (Commands{{"LOCK.FACT", "ENDED", "job", "me"}}));
   EXPECT_EQ(copy_.Do("DBSIZE"), Reply::Int(0));
 }
 
-TEST_F(ModesEndTest, TheEndOfASessionIsTold) {
+TEST_F(ModesHoldEndTest, SessionEndIsReplicated) {
   Acquire("other");
   auto session = std::make_unique<Client>(primary_.Connect());
   for (int i = 0; i < 2; i++) {
@@ -815,17 +823,17 @@ TEST_F(ModesEndTest, TheEndOfASessionIsTold) {
                   ->Do("LOCK.ACQUIRE", "job", "lingers", "PX", kMinute, "SHARED", "SESSION",
                        "LINGER", kMinute)
                   .IsInteger());
-  EXPECT_EQ(ToldGist().back(),
+  EXPECT_EQ(ReplicatedWithoutNumbers().back(),
             (Command{"LOCK.HELD", "job", "lingers", "SHARED", "LINGER", "60000"}))
       << "nothing about a session";
   const int64_t before = ServerNow(client_);
   session.reset();
   AwaitHolders({"other"});
   const int64_t after = ServerNow(client_);
-  Commands told = Told();
-  std::erase_if(told, [](const Command& command) { return command.size() == 1; });
+  Commands replicated = Replicated();
+  std::erase_if(replicated, [](const Command& command) { return command.size() == 1; });
   Owners named;
-  for (const Command& fact : told) {
+  for (const Command& fact : replicated) {
     ASSERT_GE(fact.size(), 5U);
     EXPECT_EQ((Command{fact.begin(), fact.begin() + 3}), (Command{"LOCK.FACT", "SESSION", "job"}));
     EXPECT_GE(std::stoll(fact[3]), before - 1);
@@ -839,9 +847,9 @@ TEST_F(ModesEndTest, TheEndOfASessionIsTold) {
   }
 }
 
-// --- A random mix --------------------------------------------------------------------------------
+// --- Random requests -----------------------------------------------------------------------------
 
-// Callers that ask for everything there is, with leases that end all the time.
+// Clients that use every kind of request, with leases that end all the time.
 class Callers {
  public:
   Callers(const Server& server, unsigned seed) : server_(server), random_(seed) {
@@ -850,7 +858,7 @@ class Callers {
 
   static constexpr int kCallers = 6;
 
-  // Somebody asks for something, or takes its answer, or hangs up.
+  // One client sends a request, reads a reply or disconnects.
   void Step(bool with_long_leases) {
     Caller& caller = callers_[Below(callers_.size())];
     if (caller.busy) {
@@ -867,7 +875,7 @@ class Callers {
     asked_++;
   }
 
-  // Takes all answers that are still to come.
+  // Reads all outstanding replies.
   void Rest() {
     for (Caller& caller : callers_) {
       if (caller.busy) Take(caller);
@@ -953,7 +961,7 @@ class Callers {
   int granted_ = 0;
 };
 
-// Nobody who holds the lock will lose it soon.
+// No holder of the lock will lose it soon.
 bool Lasts(Client& client, const std::string& key) {
   constexpr int64_t kSoon = 10000;
   const Reply info = client.Do("LOCK.INFO", key);
@@ -967,10 +975,10 @@ bool Lasts(Client& client, const std::string& key) {
 
 class ModesMixTest : public ModesReplicaTest, public ::testing::WithParamInterface<unsigned> {
  protected:
-  // Compares what the two servers store while nothing but time goes on.
+  // Compares what the two servers store while nothing but time passes.
   void Compare(Callers& callers, const std::string& when) {
     callers.Rest();
-    // Connections that hung up have been noticed, and what they left has been dealt with.
+    // The server has noticed closed connections and has ended what they held.
     const std::string clients = std::to_string(Callers::kCallers + 1);
     EXPECT_TRUE(
         Eventually([&] { return InfoField(client_, "clients", "connected_clients") == clients; }));
@@ -979,7 +987,8 @@ class ModesMixTest : public ModesReplicaTest, public ::testing::WithParamInterfa
     ExpectSame(client_, copy_, when);
     for (int i = 0; i < 5; i++) {
       const std::string key = "key " + std::to_string(i);
-      // By the clock both lose holders; what the replica shows lies between two looks.
+      // Holds end by the clock on both servers, so the replica is compared with the primary before
+      // and after.
       EXPECT_TRUE(Eventually([&] {
         const Reply before = HoldsOf(client_, key);
         const Reply there = HoldsOf(copy_, key);
@@ -1002,9 +1011,9 @@ TEST_P(ModesMixTest, PrimaryReplicaAndAofAgree) {
     Compare(callers, "after " + std::to_string(callers.asked()) + " requests");
     if (HasFailure()) return;
   }
-  EXPECT_GT(callers.granted(), kRounds * kRequests / 10) << "else there was nothing to agree on";
+  EXPECT_GT(callers.granted(), kRounds * kRequests / 10) << "otherwise the test proves nothing";
 
-  // The short leases end; what is left outlives a restart.
+  // The short leases end; the rest survives a restart.
   for (int i = 0; i < 3; i++) {
     client_.Do("LOCK.ACQUIRE", "lasting", i, "PX", kMinute, "SHARED", "LINGER", i * 1000);
   }
@@ -1012,7 +1021,7 @@ TEST_P(ModesMixTest, PrimaryReplicaAndAofAgree) {
     const std::vector<std::string> keys = KeysOf(client_);
     const bool all_last = std::all_of(keys.begin(), keys.end(),
                                       [&](const std::string& key) { return Lasts(client_, key); });
-    // KEYS leaves out what has expired and is not removed yet.
+    // KEYS omits expired keys that are not removed yet.
     return all_last && client_.Do("DBSIZE") == Reply::Int(std::ssize(keys));
   }));
   ExpectSame(client_, copy_, "in the end");
@@ -1034,7 +1043,7 @@ INSTANTIATE_TEST_SUITE_P(Seed, ModesMixTest, ::testing::Values(1U, 2U, 3U));
 
 // --- Memory --------------------------------------------------------------------------------------
 
-TEST(ModesMemoryTest, UsageGrowsWithTheHolders) {
+TEST(ModesMemoryTest, MemoryUsageGrowsWithHolders) {
   Server server;
   Client client = server.Connect();
   const auto usage = [&](const std::string& key) {
@@ -1052,7 +1061,7 @@ TEST(ModesMemoryTest, UsageGrowsWithTheHolders) {
     }
     by_holders[i] = now;
   }
-  // Each has two moments, a token and its name, and a place in three lists.
+  // Each holder has two instants, a token, its name and an entry in three lists.
   const int64_t each = (by_holders[1000] - by_holders[500]) / 500;
   EXPECT_GE(each, 3 * 8 + 12);
   EXPECT_LE(each, 200);
@@ -1061,7 +1070,7 @@ TEST(ModesMemoryTest, UsageGrowsWithTheHolders) {
   }
   EXPECT_LT(usage("job"), by_holders[1000] - int64_t{500} * (3 * 8 + 12));
 
-  // A count and a linger take room, but only where there are any.
+  // A count and a linger need memory only if they are used.
   MustAcquire(client, "one", name(1));
   const int64_t one = usage("one");
   EXPECT_TRUE(client.Do("LOCK.ACQUIRE", "two", name(1), "PX", kMinute, "LINGER", 1, "REENTRANT")
@@ -1072,7 +1081,7 @@ TEST(ModesMemoryTest, UsageGrowsWithTheHolders) {
 
 // --- Many locks ----------------------------------------------------------------------------------
 
-TEST(ModesStorageLong, AMillionLocksOfThreeHolders) {
+TEST(ModesStorageLong, MillionLocksOfThreeHoldersAreSavedAndLoaded) {
   constexpr Milliseconds kLong{100000};
   constexpr int kLocks = 1'000'000;
   constexpr int kBatch = 10'000;
@@ -1082,7 +1091,7 @@ TEST(ModesStorageLong, AMillionLocksOfThreeHolders) {
     const std::string digits = std::to_string(i);
     return std::string(name).replace(name.size() - digits.size(), digits.size(), digits);
   };
-  // What the three ask for one lock, in each mode; only the name has to be put in.
+  // The three requests for one lock, in each mode; only the name has to be inserted.
   std::vector<std::string> requests;
   for (const Command& mode :
        Commands{{"SHARED"}, {"LIMIT", "3"}, {"SHARED", "REENTRANT", "LINGER", "1000"}}) {
@@ -1106,7 +1115,7 @@ TEST(ModesStorageLong, AMillionLocksOfThreeHolders) {
         }
       }
       connection.WriteRaw(bytes);
-      // Every answer is a token, which until 2286 has 16 digits.
+      // Every reply is a token, which has 16 digits until the year 2286.
       constexpr size_t kAnswer = std::string_view(":1700000000000001\r\n").size();
       const std::string answers = connection.ReadExactly(kAnswer * 3 * kBatch, kLong);
       for (size_t i = 0; i < answers.size(); i += kAnswer) ASSERT_EQ(answers[i], ':');
@@ -1128,7 +1137,7 @@ TEST(ModesStorageLong, AMillionLocksOfThreeHolders) {
   EXPECT_EQ(HoldersOf(client, "lock 0999998"), (Owners{"c", "a", "b"}));
   EXPECT_EQ(client.Do("LOCK.RELEASE", "lock 0999998", "a"), Reply::Int(1));
   EXPECT_EQ(HoldersOf(client, "lock 0999998"), (Owners{"c", "b"}));
-  server.Kill9();  // or it would free them one by one
+  server.Kill9();  // otherwise it would free them one by one
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// SHARED, LIMIT and REENTRANT on a server: one pass of each, what leases and connections do to
-// them, and that nobody is ever inside who must not be. Who may hold a lock beside whom is decided,
-// and tested, in the core.
+// SHARED, LIMIT and REENTRANT on a server: one scenario for each, the effect of leases and
+// connections, and mutual exclusion under load. The rules of who may hold a lock together are
+// decided, and tested, in the core.
 
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ class ModesTest : public SharedWaitingTest<ModesTest> {
   }
   Reply Fence(int64_t token) { return client_.Do("LOCK.FENCE", "job", token); }
 
-  // The end of one holder's lease, give or take what passes while it is asked.
+  // The end of one holder's lease, give or take the duration of the query.
   int64_t LeaseLeft(std::string_view owner) {
     return HoldOf(client_, "job", owner).Field("lease-left-ms").integer;
   }
@@ -65,7 +65,7 @@ class ModesTest : public SharedWaitingTest<ModesTest> {
 
 // --- SHARED -----------------------------------------------------------------------------------
 
-TEST_F(ModesTest, ReadersTogether) {
+TEST_F(ModesTest, ReadersShareLockAndBlockWriters) {
   const int64_t alice = Must("alice", kShared, 40000);
   const int64_t bob = Must("bob", kShared, 50000);
   const int64_t carol = Must("carol", kShared, 30000);
@@ -73,12 +73,12 @@ TEST_F(ModesTest, ReadersTogether) {
   EXPECT_LT(bob, carol);
   EXPECT_EQ(HoldersOf(client_, "job"), (Owners{"alice", "bob", "carol"}));
   EXPECT_EQ(ModeOf(client_, "job"), "shared");
-  // Each for its own lease; the key for the longest.
+  // Each has its own lease; the key has the longest.
   EXPECT_LE(LeaseLeft("alice"), 40000);
   EXPECT_GT(LeaseLeft("alice"), 30000);
   EXPECT_LE(LeaseLeft("carol"), 30000);
   EXPECT_GT(client_.Do("PTTL", "job").integer, 40000);
-  // Nobody else enters.
+  // Nobody else can enter.
   EXPECT_EQ(Ask("writer", kExclusive), Reply::Nil());
   EXPECT_EQ(Ask("permit", Limit(100)), Reply::Nil());
 
@@ -97,7 +97,7 @@ TEST_F(ModesTest, NeitherReadersNorWritersStarve) {
   const int64_t first = Must("reader 1", kShared);
   Waiter writer = Wait("writer 1", kExclusive);
   EXPECT_EQ(Ask("reader 2", kShared), Reply::Nil()) << "a writer came first";
-  EXPECT_EQ(Ask("reader 1", kShared), Reply::Int(first)) << "asking again is no coming";
+  EXPECT_EQ(Ask("reader 1", kShared), Reply::Int(first)) << "a reacquire is not a new arrival";
   Waiter second = Wait("reader 2", kShared);
   Waiter third = Wait("reader 3", kShared);
   Waiter last = Wait("writer 2", kExclusive);
@@ -121,8 +121,8 @@ TEST_F(ModesTest, NeitherReadersNorWritersStarve) {
   EXPECT_TRUE(late.Read().IsInteger());
 }
 
-// The last of the leases lets the writer in, and nothing before.
-TEST_F(ModesTest, AWriterWaitsForTheLastLease) {
+// The writer enters when the last lease ends, and no earlier.
+TEST_F(ModesTest, WriterWaitsForLastReadersLease) {
   Must("alice", kShared, 100);
   Must("bob", kShared, 300);
   Must("carol", kShared, 200);
@@ -135,7 +135,7 @@ TEST_F(ModesTest, AWriterWaitsForTheLastLease) {
 
 // --- Upgrade ----------------------------------------------------------------------------------
 
-TEST_F(ModesTest, UpgradeOfTheOnlyReader) {
+TEST_F(ModesTest, OnlyReaderIsUpgradedAtOnce) {
   const int64_t shared = Must("alice", kShared);
   const int64_t exclusive = Must("alice", kExclusive, 30000);
   EXPECT_GT(exclusive, shared);
@@ -148,7 +148,7 @@ TEST_F(ModesTest, UpgradeOfTheOnlyReader) {
   EXPECT_EQ(client_.Do("EXISTS", "job"), Reply::Int(0));
 }
 
-TEST_F(ModesTest, UpgradesAheadOfThoseItBlocks) {
+TEST_F(ModesTest, UpgradeIsServedBeforeWaitersItBlocks) {
   const int64_t alice = Must("alice", kShared, 50000);
   Must("bob", kShared);
   Waiter carol = Wait("carol", kExclusive);
@@ -172,11 +172,11 @@ TEST_F(ModesTest, UpgradesAheadOfThoseItBlocks) {
   EXPECT_TRUE(dave.Read().IsInteger());
 }
 
-TEST_F(ModesTest, AnUpgradeThatTimesOut) {
+TEST_F(ModesTest, TimedOutUpgradeKeepsSharedHold) {
   const int64_t alice = Must("alice", kShared);
   Must("bob", kShared);
   Waiter upgrade = Waiter::Asking(server(), Acquiring("job", "alice", {"WAIT", "300"}));
-  Waiter reader = Wait("reader", kShared);  // behind her, who waits to be alone
+  Waiter reader = Wait("reader", kShared);  // behind her, who waits to hold it alone
   EXPECT_EQ(LineOf(client_, "job"), (Owners{"alice", "reader"}));
   EXPECT_EQ(upgrade.Read(), Reply::Nil());
   EXPECT_TRUE(reader.Read().IsInteger());
@@ -184,8 +184,8 @@ TEST_F(ModesTest, AnUpgradeThatTimesOut) {
   EXPECT_EQ(Fence(alice), Reply::Int(1));
 }
 
-// To give up the shared hold is to give up the upgrade too.
-TEST_F(ModesTest, ReleaseByAnUpgraderEndsItsWait) {
+// Releasing the shared hold also cancels the upgrade.
+TEST_F(ModesTest, ReleaseByUpgraderEndsItsWait) {
   Must("alice", kShared);
   Must("bob", kShared);
   Waiter carol = Wait("carol", kExclusive);
@@ -197,14 +197,14 @@ TEST_F(ModesTest, ReleaseByAnUpgraderEndsItsWait) {
   EXPECT_TRUE(carol.Read().IsInteger());
 }
 
-// alice waits to be upgraded; bob releases, and about that time her waiting connection is killed.
-// If she was told a token she is exclusive under it, else she is shared as before.
-TEST_F(ModesTest, AnUpgradeWhoseClientIsKilled) {
+// alice waits for an upgrade; bob releases, and around that time her waiting connection is killed.
+// If she received a token she holds the lock exclusively under it, otherwise she is still a reader.
+TEST_F(ModesTest, KilledUpgradeIsEitherGrantedOrStaysShared) {
   constexpr int kRounds = 150;
   const bool delivers_at_once = EngineOf(client_).starts_with("Redis 7.0.");
   for (const bool same_pass : {true, false}) {
     SCOPED_TRACE(same_pass ? "in the pass of the release" : "in the next pass");
-    int told = 0;
+    int delivered = 0;
     for (int i = 0; i < kRounds; i++) {
       const int64_t shared = Must("alice", {"SHARED", "REENTRANT"});
       Must("alice", {"SHARED", "REENTRANT"});
@@ -226,7 +226,7 @@ TEST_F(ModesTest, AnUpgradeWhoseClientIsKilled) {
       if (!upgrade.connection.Ends()) token = upgrade.connection.ReadReply();
       ASSERT_TRUE(token.IsNil() || token.integer > shared) << token;
       if (token.IsInteger()) {
-        told++;
+        delivered++;
         ASSERT_EQ(ModeOf(client_, "job"), "exclusive");
         ASSERT_EQ(client_.Do("LOCK.FENCE", "job"), token);
         ASSERT_EQ(CountOf("alice"), 2);
@@ -243,19 +243,19 @@ TEST_F(ModesTest, AnUpgradeWhoseClientIsKilled) {
       ASSERT_EQ(WaitersNow(client_), "0");
       client_.Do("DEL", "job");
     }
-    std::cout << "killed " << (same_pass ? "in the same pass" : "in the next pass") << ": told "
-              << told << " of " << kRounds << " upgrades\n";
+    std::cout << "killed " << (same_pass ? "in the same pass" : "in the next pass")
+              << ": delivered " << delivered << " of " << kRounds << " upgrades\n";
     if (same_pass) {
-      EXPECT_EQ(told, 0);
+      EXPECT_EQ(delivered, 0);
     } else {
-      EXPECT_EQ(told == kRounds, delivers_at_once);
+      EXPECT_EQ(delivered == kRounds, delivers_at_once);
     }
   }
 }
 
 // --- Downgrade --------------------------------------------------------------------------------
 
-TEST_F(ModesTest, DowngradeLetsTheReadersIn) {
+TEST_F(ModesTest, DowngradeAdmitsWaitingReaders) {
   const int64_t alice = Must("alice", kExclusive);
   Waiter bob = Wait("bob", kShared);
   Waiter carol = Wait("carol", kShared);
@@ -274,7 +274,7 @@ TEST_F(ModesTest, DowngradeLetsTheReadersIn) {
 
 // --- LIMIT ------------------------------------------------------------------------------------
 
-TEST_F(ModesTest, SoManyPermits) {
+TEST_F(ModesTest, LimitAdmitsThatManyHolders) {
   const int64_t alice = Must("alice", Limit(3), 30000);
   const int64_t bob = Must("bob", Limit(3), 50000);
   const int64_t carol = Must("carol", Limit(3), 40000);
@@ -297,8 +297,8 @@ TEST_F(ModesTest, SoManyPermits) {
   EXPECT_EQ(client_.Do("LOCK.INFO", "job"), Reply::Nil());
 }
 
-// One try after the other: refused in the last millisecond of the lease, granted in the next.
-TEST_F(ModesTest, APermitIsFreeAtTheEndOfItsLease) {
+// Polls: refused in the last millisecond of the lease, granted in the next.
+TEST_F(ModesTest, PermitIsFreeAfterItsLease) {
   for (const bool active_expiry : {true, false}) {
     client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", active_expiry ? 1 : 0);
     for (int round = 0; round < 5; round++) {
@@ -312,7 +312,7 @@ TEST_F(ModesTest, APermitIsFreeAtTheEndOfItsLease) {
         ASSERT_EQ(reply, Reply::Nil());
         ASSERT_LE(before, end) << "it should have been free";
       }
-      // bob's is the longest lease: the key ends with it.
+      // bob has the longest lease: the key ends with it.
       EXPECT_GT(EndOf(client_, "job") - kMinute, end) << "too early";
       EXPECT_EQ(HoldersOf(client_, "job"), (Owners{"other", "bob"}));
       client_.Do("DEL", "job");
@@ -321,8 +321,8 @@ TEST_F(ModesTest, APermitIsFreeAtTheEndOfItsLease) {
   client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", 1);
 }
 
-// The same for one who waits, without the help of the server's own expiry.
-TEST_F(ModesTest, AWaiterGetsAPermitWithinMilliseconds) {
+// The same for a waiter, without the server's own expiry.
+TEST_F(ModesTest, WaiterGetsFreedPermitWithinMilliseconds) {
   client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", 0);
   std::vector<int64_t> late_ms;
   for (int round = 0; round < 9; round++) {
@@ -348,9 +348,9 @@ TEST_F(ModesTest, AWaiterGetsAPermitWithinMilliseconds) {
   EXPECT_LE(late_ms[late_ms.size() / 2], 5);
 }
 
-// A newer call takes over the place of an older one, but must not wait where a first call could
-// not: with a limit of one it needs those to leave who wait for its owner.
-TEST_F(ModesTest, ANewerCallWithASmallerLimit) {
+// A newer call takes over the position of an older one, but is checked for deadlocks like a first
+// call: with a limit of one it would wait for holders that wait for its owner.
+TEST_F(ModesTest, NewerCallWithSmallerLimitIsCheckedForDeadlock) {
   MustAcquire(client_, "x", "alice");
   for (const char* owner : {"bob", "carol", "dave"}) Must(owner, Limit(3));
   Waiter bob = Wait("bob", kExclusive, "x");
@@ -365,14 +365,14 @@ TEST_F(ModesTest, ANewerCallWithASmallerLimit) {
 
 // --- REENTRANT --------------------------------------------------------------------------------
 
-TEST_F(ModesTest, CountedHolds) {
+TEST_F(ModesTest, ReentrantHoldNeedsOneReleasePerAcquire) {
   const Command again = {"REENTRANT"};
   const int64_t token = Must("alice", again);
   EXPECT_EQ(CountOf("alice"), 1);
   EXPECT_EQ(Ask("alice", again), Reply::Int(token));
   EXPECT_EQ(Ask("alice", again, 50000), Reply::Int(token));
   EXPECT_EQ(CountOf("alice"), 3);
-  EXPECT_LE(LeaseLeft("alice"), 50000) << "each call sets the lease anew";
+  EXPECT_LE(LeaseLeft("alice"), 50000) << "each call restarts the lease";
   EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "alice", "PX", 40000), Reply::Int(1));
   EXPECT_EQ(CountOf("alice"), 3);
   EXPECT_EQ(Ask("alice", kExclusive), Reply::Int(token));
@@ -393,8 +393,8 @@ TEST_F(ModesTest, CountedHolds) {
 
 // --- LOCK.INFO --------------------------------------------------------------------------------
 
-// All fields of the holders and of the line, in both versions of the protocol.
-TEST_F(ModesTest, InfoOfEveryMode) {
+// All fields of holders and waiters, in both versions of the protocol.
+TEST_F(ModesTest, InfoShowsHoldersAndWaitersOfEveryMode) {
   struct Case {
     std::string mode;
     Command options;
@@ -425,7 +425,7 @@ TEST_F(ModesTest, InfoOfEveryMode) {
         const auto map = [version](std::vector<Reply> fields) {
           return version == 3 ? Reply::Map(std::move(fields)) : Reply::Array(std::move(fields));
         };
-        // What moves with time is taken from the reply, within its bounds.
+        // Fields that change with time are checked against bounds and then taken from the reply.
         const auto moving = [](const Reply& from, const char* field, int64_t least, int64_t most) {
           EXPECT_GE(from.Field(field).integer, least) << field;
           EXPECT_LE(from.Field(field).integer, most) << field;
@@ -479,7 +479,7 @@ TEST_F(ModesTest, InfoOfEveryMode) {
   }
 }
 
-TEST_F(ModesTest, InfoShowsTheFirstHundredHolders) {
+TEST_F(ModesTest, InfoShowsFirst100Holders) {
   constexpr int64_t kHolders = 150;
   std::vector<std::string> owners;
   for (int64_t i = 0; i < kHolders; i++) {
@@ -488,15 +488,15 @@ TEST_F(ModesTest, InfoShowsTheFirstHundredHolders) {
   }
   EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("holding"), Reply::Int(kHolders));
   EXPECT_EQ(HoldersOf(client_, "job"), std::vector(owners.begin(), owners.begin() + 100));
-  // One in front leaves: the hundred-and-first appears.
+  // A holder in front leaves: the 101st appears.
   EXPECT_EQ(Release(owners[7]), Reply::Int(1));
   owners.erase(owners.begin() + 7);
   EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("holding"), Reply::Int(kHolders - 1));
   EXPECT_EQ(HoldersOf(client_, "job"), std::vector(owners.begin(), owners.begin() + 100));
 }
 
-// A hold that has ended keeps others out, but its owner does not hold the lock.
-TEST_F(ModesTest, InfoCountsOnlyThoseWhoHold) {
+// An ended hold that lingers blocks others, but its owner is not a holder.
+TEST_F(ModesTest, InfoDoesNotCountLingeringHolds) {
   MustObtain(client_, Acquiring("job", "lingers", {"SHARED", "LINGER", "60000"}, 1));
   Must("holds", kShared);
   EXPECT_TRUE(Eventually([&] { return HoldersOf(client_, "job").size() == 1; }));
@@ -506,8 +506,8 @@ TEST_F(ModesTest, InfoCountsOnlyThoseWhoHold) {
   EXPECT_EQ(HoldersOf(client_, "job"), std::vector<std::string>{"holds"});
 }
 
-// Nobody holds it and the first in line has not been served yet: it is that one's mode.
-TEST_F(ModesTest, InfoBetweenReleaseAndGrant) {
+// There is no holder and the first waiter has not been served yet: INFO shows its mode.
+TEST_F(ModesTest, InfoShowsModeOfFirstWaiterBeforeGrant) {
   Must("alice", kExclusive);
   Waiter bob = Wait("bob", kShared);
   RawConnection raw = server().ConnectRaw();
@@ -517,10 +517,10 @@ TEST_F(ModesTest, InfoBetweenReleaseAndGrant) {
   EXPECT_TRUE(bob.Read().IsInteger());
 }
 
-// --- A resource that notices ------------------------------------------------------------------
+// --- A resource that detects violations -------------------------------------------------------
 //
-// Many clients use a few locks in all modes. Whoever was told a token goes in, and out before it
-// gives the lock up. What is inside at any moment must be allowed.
+// Many clients use a few locks in all modes. A client that received a token enters, and leaves
+// before it releases the lock. The clients inside must be compatible at all times.
 
 class Resource {
  public:
@@ -528,7 +528,7 @@ class Resource {
 
   explicit Resource(uint64_t permits) : permits_(permits) {}
 
-  // False if somebody is inside who must not be.
+  // False if an incompatible client is inside.
   bool Enter(As as) {
     const uint64_t now = inside_.fetch_add(One(as)) + One(as);
     return IsAllowed(now);
@@ -557,7 +557,7 @@ class Resource {
   std::atomic<uint64_t> inside_ = 0;
 };
 
-TEST_F(ModesTest, NobodyIsInsideWhoMustNotBe) {
+TEST_F(ModesTest, NoIncompatibleHoldersUnderLoad) {
   using As = Resource::As;
   constexpr size_t kClients = 12;
   constexpr size_t kKeys = 3;
@@ -629,7 +629,7 @@ TEST_F(ModesTest, NobodyIsInsideWhoMustNotBe) {
           as = As::kWriter;
           if (!resources.at(keys[0]).Become(As::kReader, as)) fail(owner, "upgraded among others");
         } else if (!upgraded.IsError("DEADLOCK ")) {
-          fail(owner, "neither upgraded nor told why");
+          fail(owner, "neither upgraded nor refused with an error");
         }
       }
       if (as == As::kWriter && random() % 4 == 0) {
@@ -641,7 +641,7 @@ TEST_F(ModesTest, NobodyIsInsideWhoMustNotBe) {
         done.at(kDowngrades)++;
         session = false;
       } else if (random() % 2 == 0) {
-        connection->Do("PING");  // stays for a while
+        connection->Do("PING");  // holds the lock for a while
       }
       for (const size_t key : keys) resources.at(key).Leave(as);
       if (session && random() % 2 == 0) {

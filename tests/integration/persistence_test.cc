@@ -1,6 +1,6 @@
-// A restart, a reload or a move to another server leaves a lock exactly as it was: the same owner,
-// the same token, the same end of its lease. What is written to the AOF while a server runs is in
-// replication_test.cc: it is what replicas are told.
+// A restart, a reload or a move to another server leaves a lock unchanged: the same owner, token
+// and end of the lease. What a running server writes to the AOF is tested in replication_test.cc,
+// because it equals what is replicated.
 
 #include <gtest/gtest.h>
 
@@ -26,18 +26,18 @@
 namespace turnstile::testing {
 namespace {
 
-// The wall clock in milliseconds, for when there is no server to ask.
+// The wall clock in milliseconds, for when no server is running.
 int64_t Now() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration_cast<Milliseconds>(now).count();
 }
 
-class SurvivalTest : public ::testing::TestWithParam<Ordeal> {};
+class RestartSurvivalTest : public ::testing::TestWithParam<SurvivalScenario> {};
 
-TEST_P(SurvivalTest, EveryHoldIsAsItWas) {
+TEST_P(RestartSurvivalTest, EveryHoldIsUnchanged) {
   Server server({.args = GetParam().args});
   Client client = server.Connect();
-  std::string bytes(256, '\0');  // the longest owner, of every byte there is
+  std::string bytes(256, '\0');  // the longest owner, with every possible byte
   std::iota(bytes.begin(), bytes.end(), '\0');
   const Commands story = {
       {"LOCK.ACQUIRE", "fresh", "me", "PX", "60000"},
@@ -97,11 +97,11 @@ TEST_P(SurvivalTest, EveryHoldIsAsItWas) {
   EXPECT_GT(MustAcquire(client, "fresh", "stranger"), last);
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, SurvivalTest, ::testing::ValuesIn(Ordeals()),
+INSTANTIATE_TEST_SUITE_P(Every, RestartSurvivalTest, ::testing::ValuesIn(SurvivalScenarios()),
                          [](const auto& test) { return test.param.name; });
 
-// The ends of leases are moments, not durations: they go on while the server is down.
-TEST(PersistenceTest, LeaseEndsWhileTheServerIsDown) {
+// Leases end at absolute times, also while the server is down.
+TEST(PersistenceTest, LeaseEndsWhileServerIsDown) {
   const std::vector<std::vector<std::string>> kinds = {{}, Aof("no"), Aof("yes")};
   for (const auto& args : kinds) {
     Server server({.args = args});
@@ -123,8 +123,9 @@ TEST(PersistenceTest, LeaseEndsWhileTheServerIsDown) {
   }
 }
 
-// The server saves itself after so many changes: they count, also while nobody is told of them.
-TEST(SavePointTest, ChangesCountThoughNobodyListens) {
+// The server saves automatically after a number of changes. They count even if nothing is
+// replicated.
+TEST(SavePointTest, ChangesCountTowardsSaveWithoutConsumers) {
   Server server({.args = {"--save", "3600 1000000"}});
   Client client = server.Connect();
   const auto changes = [&] {
@@ -157,7 +158,7 @@ TEST(SavePointTest, ChangesCountThoughNobodyListens) {
 
 // --- The AOF -----------------------------------------------------------------------------------
 
-// A server that starts on an AOF which this test has written.
+// Starts a server on an AOF written by this test.
 void StartOn(Server& server, const Commands& commands) {
   server.Stop();
   std::ofstream file(server.dir() + "/appendonly.aof", std::ios::binary);
@@ -174,8 +175,9 @@ std::string LastToken(Client& client) {
   return info.substr(start, info.find('\r', start) - start);
 }
 
-// The floor comes before the first token of a life; before that where a lock or a floor is known.
-TEST(AofTest, BeginsWithTheFloorOfEachLife) {
+// The floor is written before the first token after each start, or right at the start if a lock or
+// a floor is known.
+TEST(AofTest, FloorPrecedesFirstTokenAfterEachStart) {
   Server server({.args = Aof("no")});
   Client client = server.Connect();
   EXPECT_EQ(ReadAof(server.dir()), Commands{}) << "nobody has locked anything yet";
@@ -196,7 +198,7 @@ TEST(AofTest, BeginsWithTheFloorOfEachLife) {
   EXPECT_GT(std::stoll(LastToken(client)), std::stoll(first));
 }
 
-TEST(AofTest, RewrittenHoldsOneFactForEachLock) {
+TEST(AofTest, RewriteWritesOneFactPerLock) {
   Server server({.args = Aof("no")});
   Client client = server.Connect();
   const int64_t token = MustAcquire(client, "job", "me");
@@ -222,9 +224,9 @@ TEST(AofTest, RewrittenHoldsOneFactForEachLock) {
   EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(0));
 }
 
-// Old facts about leases that are long over are carried out all the same: who decided them looked
-// at the clock then.
-TEST(AofTest, IsObeyedWithoutLookingAtTheClock) {
+// Facts about leases that ended long ago are applied nevertheless: the primary checked its clock
+// when it decided.
+TEST(AofTest, FactsOfEndedLeasesAreApplied) {
   const Commands written = {
       {"SELECT", "0"},
       {"LOCK.HELD", "released", "me", "5 1000 2000"},
@@ -255,14 +257,14 @@ TEST(AofTest, IsObeyedWithoutLookingAtTheClock) {
   EXPECT_EQ(client.Do("EXISTS", "released"), Reply::Int(0));
   EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(4));
 
-  // Nothing was left of the released lock that would now have to be removed.
+  // Nothing of the released lock is left that would have to be removed now.
   Commands expected = written;
   expected.insert(expected.end(), {{"SELECT", "0"}, {"LOCK.FACT", "FLOOR", LastToken(client)}});
   EXPECT_EQ(ReadAof(server.dir()), expected);
 }
 
-// A fact that is none, as a damaged file may have it, changes nothing and ends nobody.
-TEST(AofTest, BadFactsAreNotBelieved) {
+// An invalid fact, for example from a damaged file, changes nothing and stops nothing.
+TEST(AofTest, InvalidFactsAreIgnored) {
   const std::string future = "7258118400000";
   Server server;
   StartOn(server, {
@@ -289,7 +291,7 @@ TEST(AofTest, BadFactsAreNotBelieved) {
 
 // --- DUMP and RESTORE --------------------------------------------------------------------------
 
-TEST(DumpRestoreTest, TheLeaseInTheValueDecidesNotTheTtlThatComesWithIt) {
+TEST(DumpRestoreTest, LeaseInPayloadOverridesTtl) {
   Server server;
   Server other;
   Client client = server.Connect();
@@ -325,7 +327,7 @@ TEST(DumpRestoreTest, TheLeaseInTheValueDecidesNotTheTtlThatComesWithIt) {
   }
 }
 
-TEST(DumpRestoreTest, LeaseThatIsOverIsNotRevived) {
+TEST(DumpRestoreTest, EndedLeaseIsNotRevived) {
   Server server;
   Client client = server.Connect();
   const int64_t token = MustAcquire(client, "job", "me", 300);
@@ -338,7 +340,7 @@ TEST(DumpRestoreTest, LeaseThatIsOverIsNotRevived) {
     EXPECT_EQ(client.Do("EXISTS", "job"), Reply::Int(0)) << "the TTL follows the lease";
     EXPECT_EQ(client.Do("LOCK.TOUCH", "job", "me", "PX", kMinute), Reply::Int(0));
 
-    // In one transaction with what follows, before the TTL can be set back.
+    // In one transaction with what follows, before the TTL can be reverted.
     client.Do("MULTI");
     client.Do("RESTORE", "job", ttl, payload, "REPLACE");
     client.Do("LOCK.FENCE", "job", token);
@@ -358,15 +360,43 @@ TEST(DumpRestoreTest, LeaseThatIsOverIsNotRevived) {
 
 // --- Removing the module ------------------------------------------------------------------------
 
-// As docs/operations.md has it: afterwards the files load without the module.
-TEST(RemovalTest, AServerCanDoWithoutUsAgain) {
-  std::string script;
+// The script that deletes all locks, as docs/operations.md has it.
+std::string DocumentedScript() {
   for (const std::string& line : ReadSource("docs/operations.md")) {
     const size_t at = line.find("redis-cli EVAL \"");
-    if (at != std::string::npos) {
-      script = line.substr(at + 16, line.rfind('"') - at - 16);
-    }
+    if (at != std::string::npos) return line.substr(at + 16, line.rfind('"') - at - 16);
   }
+  return "";
+}
+
+// The procedure of docs/operations.md, after a trial in a server that runs.
+TEST(ModuleRemovalTest, ModuleCanBeTriedInRunningServer) {
+  Server server({.args = {"--appendonly", "yes"}, .load_module = false});
+  Client client = server.Connect();
+  EXPECT_EQ(client.Do("SET", "kept", "data"), Reply::Ok());
+  EXPECT_EQ(client.Do("MODULE", "LOAD", ModulePath(), "token-margin-ms", 0), Reply::Ok());
+  MustAcquire(client, "job", "alice");
+  MustAcquire(client, "other", "bob");
+  EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "alice"), Reply::Int(1));
+  EXPECT_FALSE(client.Do("EVAL", DocumentedScript(), 0).IsError());
+  EXPECT_TRUE(Eventually([&] {
+    return InfoField(client, "turnstile", "turnstile_locks") == "0" &&
+           InfoField(client, "turnstile", "turnstile_clock_lead_ms") == "0";
+  }));
+  EXPECT_FALSE(client.Do("BGREWRITEAOF").IsError());
+  EXPECT_TRUE(Eventually([&] {
+    return InfoField(client, "persistence", "aof_rewrite_in_progress") == "0" &&
+           InfoField(client, "persistence", "aof_rewrite_scheduled") == "0";
+  }));
+  ASSERT_TRUE(server.Restart());
+  client = server.Connect();
+  EXPECT_TRUE(client.Do("LOCK.HELP").IsError("ERR unknown command"));
+  EXPECT_EQ(client.Do("GET", "kept"), Reply::Str("data"));
+}
+
+// The same with many locks, both forms of AOF, and RDB files.
+TEST(ModuleRemovalTest, FilesLoadWithoutModuleAfterRemoval) {
+  const std::string script = DocumentedScript();
   ASSERT_NE(script, "");
   for (const char* preamble : {"yes", "no"}) {
     SCOPED_TRACE(preamble);

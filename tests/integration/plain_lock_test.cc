@@ -1,5 +1,5 @@
-// A string key counts as a lock held by its value, so that a fleet can change over from
-// SET key value NX PX one service at a time.
+// A string key counts as a lock held by its value, so that services can migrate from SET key value
+// NX PX one at a time.
 
 #include <gtest/gtest.h>
 
@@ -23,13 +23,13 @@ class PlainLockTest : public SharedServerTest<PlainLockTest> {
  protected:
   Reply Do(const Command& command) { return client_.Do(command); }
 
-  // `owner` takes the lock the old way.
+  // `owner` takes the lock with SET NX PX.
   void SetPlain(const std::string& owner) {
     EXPECT_EQ(Do({"SET", "job", owner, "NX", "PX", "60000"}), Reply::Ok());
   }
 };
 
-// Values that can also be owners: 1 to 256 bytes, in each of the server's encodings.
+// Values that are also valid owners: 1 to 256 bytes, in each encoding of the server.
 const std::vector<std::string> kOwners = {
     "alice",
     "7",
@@ -43,8 +43,8 @@ const std::vector<std::string> kOwners = {
     "\0\r\n\xff"s,
 };
 
-TEST_F(PlainLockTest, StrangersAreKeptOut) {
-  // Also values that no owner can have: nobody releases those but DEL.
+TEST_F(PlainLockTest, OtherOwnersAreBlocked) {
+  // Including values that no owner can equal: only DEL removes those.
   std::vector<std::string> values = kOwners;
   values.insert(values.end(), {"", std::string(257, 'y'), std::string(300, 'z')});
   ReplicationStream stream(server().port());
@@ -55,10 +55,10 @@ TEST_F(PlainLockTest, StrangersAreKeptOut) {
     const int64_t end = EndOf(client_, "job");
     const std::string dump = Do({"DUMP", "job"}).text;
     stream.Until(client_);
-    for (const std::string& stranger : {"bob"s, "1"s, "Alice"s, std::string(256, 'z')}) {
-      EXPECT_EQ(Do({"LOCK.ACQUIRE", "job", stranger, "PX", "1"}), Reply::Nil());
-      EXPECT_EQ(Do({"LOCK.RELEASE", "job", stranger}), Reply::Int(0));
-      EXPECT_EQ(Do({"LOCK.TOUCH", "job", stranger, "PX", "1"}), Reply::Int(0));
+    for (const std::string& other : {"bob"s, "1"s, "Alice"s, std::string(256, 'z')}) {
+      EXPECT_EQ(Do({"LOCK.ACQUIRE", "job", other, "PX", "1"}), Reply::Nil());
+      EXPECT_EQ(Do({"LOCK.RELEASE", "job", other}), Reply::Int(0));
+      EXPECT_EQ(Do({"LOCK.TOUCH", "job", other, "PX", "1"}), Reply::Int(0));
     }
     EXPECT_EQ(Do({"LOCK.FENCE", "job"}), Reply::Nil()) << "there is no token";
     EXPECT_EQ(Do({"LOCK.FENCE", "job", "1"}), Reply::Int(0));
@@ -69,7 +69,7 @@ TEST_F(PlainLockTest, StrangersAreKeptOut) {
   }
 }
 
-TEST_F(PlainLockTest, ItsOwnerReleases) {
+TEST_F(PlainLockTest, OwnerCanReleaseIt) {
   ReplicationStream stream(server().port());
   for (const std::string& owner : kOwners) {
     SCOPED_TRACE(Quoted(owner));
@@ -82,7 +82,7 @@ TEST_F(PlainLockTest, ItsOwnerReleases) {
   }
 }
 
-TEST_F(PlainLockTest, ItsOwnerTouches) {
+TEST_F(PlainLockTest, OwnerCanTouchIt) {
   ReplicationStream stream(server().port());
   for (const std::string& owner : kOwners) {
     SCOPED_TRACE(Quoted(owner));
@@ -101,8 +101,8 @@ TEST_F(PlainLockTest, ItsOwnerTouches) {
   }
 }
 
-TEST_F(PlainLockTest, ItsOwnerConvertsIt) {
-  MustAcquire(client_, "first", "me");  // The first grant also tells the floor of the token clock.
+TEST_F(PlainLockTest, OwnersAcquireConvertsIt) {
+  MustAcquire(client_, "first", "me");  // the first grant also replicates the token clock's floor
   ReplicationStream stream(server().port());
   for (const std::string& owner : kOwners) {
     SCOPED_TRACE(Quoted(owner));
@@ -119,7 +119,7 @@ TEST_F(PlainLockTest, ItsOwnerConvertsIt) {
     ASSERT_EQ(facts.size(), 1U);
     EXPECT_EQ(facts[0], HeldCommand("job", owner, {token, end - 90000, end}));
 
-    // From now on it is like any lock, and the old way means "not yours".
+    // From now on it is an ordinary lock, and a GET fails.
     EXPECT_EQ(Do({"TYPE", "job"}), Reply::Status("turnstile"));
     EXPECT_EQ(client_.Do("LOCK.FENCE", "job", token), Reply::Int(1));
     EXPECT_TRUE(Do({"GET", "job"}).IsError("WRONGTYPE"));
@@ -129,14 +129,14 @@ TEST_F(PlainLockTest, ItsOwnerConvertsIt) {
   }
 }
 
-TEST_F(PlainLockTest, WithoutATtlItIsHeldUntilItGoes) {
+TEST_F(PlainLockTest, WithoutTtlIsHeldUntilRemoved) {
   EXPECT_EQ(Do({"SET", "job", "alice"}), Reply::Ok());
   EXPECT_EQ(Do({"LOCK.ACQUIRE", "job", "bob", "PX", "1000"}), Reply::Nil());
   EXPECT_EQ(Do({"DEL", "job"}), Reply::Int(1));
   MustAcquire(client_, "job", "bob");
 }
 
-TEST_F(PlainLockTest, ItEndsWithItsTtl) {
+TEST_F(PlainLockTest, EndsWithItsTtl) {
   EXPECT_EQ(Do({"SET", "job", "alice", "NX", "PX", "10"}), Reply::Ok());
   EXPECT_TRUE(Eventually([&] {
     return Do({"LOCK.ACQUIRE", "job", "bob", "PX", "60000"}).IsInteger();
@@ -144,7 +144,7 @@ TEST_F(PlainLockTest, ItEndsWithItsTtl) {
   EXPECT_EQ(Do({"LOCK.RELEASE", "job", "alice"}), Reply::Int(0));
 }
 
-TEST_F(PlainLockTest, Info) {
+TEST_F(PlainLockTest, InfoShowsPlainLock) {
   for (const int version : {2, 3}) {
     RawConnection raw = server().ConnectRaw();
     raw.Hello(version);
@@ -165,8 +165,8 @@ TEST_F(PlainLockTest, Info) {
   }
 }
 
-// The server keeps one object for each small number. One lock's conversion is not another's.
-TEST_F(PlainLockTest, EqualValuesAreDifferentLocks) {
+// The server shares one object for each small integer. Converting one lock must not affect another.
+TEST_F(PlainLockTest, EqualValuesAreIndependentLocks) {
   Do({"MSET", "a", "7", "b", "7", "c", "7"});
   MustAcquire(client_, "a", "7");
   EXPECT_EQ(Do({"LOCK.TOUCH", "b", "7", "PX", "60000"}), Reply::Int(1));
@@ -177,8 +177,9 @@ TEST_F(PlainLockTest, EqualValuesAreDifferentLocks) {
   EXPECT_EQ(Do({"LOCK.RELEASE", "a", "7"}), Reply::Int(1));
 }
 
-// The scripts that everybody pastes go on working among themselves, and fail loudly on our locks.
-TEST_F(PlainLockTest, TheUsualScripts) {
+// The widespread release scripts keep working for plain locks, and fail with an error on Turnstile
+// locks.
+TEST_F(PlainLockTest, UsualReleaseScriptKeepsWorking) {
   const std::string script = R"(
     if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
     return 0)";
@@ -191,7 +192,7 @@ TEST_F(PlainLockTest, TheUsualScripts) {
   EXPECT_EQ(Do({"LOCK.RELEASE", "job", "bob"}), Reply::Int(1));
 }
 
-TEST_F(PlainLockTest, InTransactionsAndScripts) {
+TEST_F(PlainLockTest, WorksInTransactionsAndScripts) {
   ReplicationStream stream(server().port());
   SetPlain("alice");
   stream.Until(client_);
@@ -213,7 +214,8 @@ TEST_F(PlainLockTest, InTransactionsAndScripts) {
   EXPECT_EQ(stream.Until(client_), (Commands{{"DEL", "job"}}));
 }
 
-// A server without the command that would change the string says so, changes nothing and lives.
+// If the command that would change the string is unavailable the module returns an error, changes
+// nothing and keeps running.
 TEST(PlainLockWithoutCommandTest, ReleaseAndTouchAreRefused) {
   const std::string release = "LOCK.RELEASE of a plain string needs the command DEL, which ";
   const std::string touch = "LOCK.TOUCH of a plain string needs the command PEXPIREAT, which ";
@@ -238,14 +240,14 @@ TEST(PlainLockWithoutCommandTest, ReleaseAndTouchAreRefused) {
   for (const char* counter : {"released", "touched", "stale_releases", "stale_touches"}) {
     EXPECT_EQ(InfoField(client, "turnstile", std::string("turnstile_") + counter), "0") << counter;
   }
-  // Strangers are answered as ever, and the string can be turned into a lock.
+  // Other owners get the usual replies, and the string can be converted to a lock.
   EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "bob"), Reply::Int(0));
   EXPECT_EQ(client.Do("LOCK.TOUCH", "job", "bob", "PX", 1000), Reply::Int(0));
   MustAcquire(client, "job", "alice");
   EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "alice"), Reply::Int(1));
 }
 
-TEST_F(PlainLockTest, ReadersEnterWhenItBecomesASharedLock) {
+TEST_F(PlainLockTest, WaitingReadersEnterWhenItBecomesShared) {
   SetPlain("alice");
   Waiter bob = Waiter::Asking(
       server(), {"LOCK.ACQUIRE", "job", "bob", "PX", "60000", "WAIT", "60000", "SHARED"});
@@ -253,7 +255,7 @@ TEST_F(PlainLockTest, ReadersEnterWhenItBecomesASharedLock) {
   EXPECT_TRUE(bob.Read().IsInteger());
 }
 
-TEST_F(PlainLockTest, WatchersSeeChanges) {
+TEST_F(PlainLockTest, WatchIsTriggeredOnlyByChanges) {
   Client other = server().Connect();
   const auto aborts = [&](const Command& command) {
     Do({"WATCH", "job"});
@@ -274,10 +276,10 @@ TEST_F(PlainLockTest, WatchersSeeChanges) {
 
 // --- turnstile.plain-locks no ------------------------------------------------------------------
 
-class NoPlainLocksTest : public SharedWaitingTest<NoPlainLocksTest> {
+class PlainLocksDisabledTest : public SharedWaitingTest<PlainLocksDisabledTest> {
  protected:
-  NoPlainLocksTest() { SetPlainLocks("no"); }
-  ~NoPlainLocksTest() override { SetPlainLocks("yes"); }
+  PlainLocksDisabledTest() { SetPlainLocks("no"); }
+  ~PlainLocksDisabledTest() override { SetPlainLocks("yes"); }
 
   void SetPlainLocks(const char* value) {
     EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.plain-locks", value), Reply::Ok());
@@ -286,7 +288,7 @@ class NoPlainLocksTest : public SharedWaitingTest<NoPlainLocksTest> {
   Reply Do(const Command& command) { return client_.Do(command); }
 };
 
-TEST_F(NoPlainLocksTest, AStringIsNoLock) {
+TEST_F(PlainLocksDisabledTest, StringsAreWrongType) {
   Do({"SET", "job", "alice", "PX", "60000"});
   const std::string dump = Do({"DUMP", "job"}).text;
   for (const Command& command : Commands{{"LOCK.ACQUIRE", "job", "alice", "PX", "60000"},
@@ -306,7 +308,7 @@ TEST_F(NoPlainLocksTest, AStringIsNoLock) {
   EXPECT_EQ(Do({"LOCK.RELEASE", "job", "alice"}), Reply::Int(1));
 }
 
-TEST_F(NoPlainLocksTest, WhoeverWaitsForALockThatBecomesAStringIsTold) {
+TEST_F(PlainLocksDisabledTest, WaiterGetsErrorWhenLockBecomesString) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   Waiter carol(server(), "job", "carol");
@@ -316,7 +318,7 @@ TEST_F(NoPlainLocksTest, WhoeverWaitsForALockThatBecomesAStringIsTold) {
   EXPECT_EQ(Do({"GET", "job"}), Reply::Str("text"));
 }
 
-TEST_F(NoPlainLocksTest, WhoeverWaitsForAStringIsTold) {
+TEST_F(PlainLocksDisabledTest, WaiterForStringGetsErrorWhenDisabled) {
   SetPlainLocks("yes");
   Do({"SET", "job", "alice"});
   Waiter bob(server(), "job", "bob");
@@ -331,8 +333,8 @@ TEST_F(NoPlainLocksTest, WhoeverWaitsForAStringIsTold) {
   EXPECT_TRUE(dave.Read().IsInteger());
 }
 
-// Strings are nobody's locks: a lock that is told of where one was takes its place.
-TEST(NoPlainLocksOnAReplicaTest, ObeysThePrimary) {
+// With plain locks disabled strings are not locks: a replicated lock replaces the string.
+TEST(PlainLocksDisabledReplicaTest, ReplicatedLockReplacesString) {
   Pair pair;
   EXPECT_EQ(pair.replica().Do("CONFIG", "SET", "turnstile.plain-locks", "no"), Reply::Ok());
   EXPECT_EQ(pair.primary().Do("SET", "job", "alice"), Reply::Ok());

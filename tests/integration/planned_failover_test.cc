@@ -1,5 +1,6 @@
-// FAILOVER: a primary hands over to its replica on purpose. It stops writing, waits until the
-// replica has everything, and steps down. Nothing may be lost by that, nor granted on the way.
+// FAILOVER: a planned handover from a primary to its replica. The primary stops writing, waits
+// until the replica has everything and steps down. No hold may be lost, and none granted in
+// between.
 
 #include <gtest/gtest.h>
 
@@ -25,8 +26,8 @@
 namespace turnstile::testing {
 namespace {
 
-// Through files, because a diskless sync ends only with the replica's next acknowledgement, up to
-// a second later.
+// Through files, because a diskless sync completes only with the replica's next acknowledgement, up
+// to a second later.
 ServerOptions Options(std::vector<std::string> args = {}) {
   args.insert(args.end(), {"--repl-diskless-sync", "no"});
   return {.args = args};
@@ -52,7 +53,7 @@ class PlannedFailoverTest : public ::testing::Test {
     return command;
   }
 
-  // Returns when the two have changed places, which from here on primary() and replica() have too.
+  // Waits until the two have swapped roles; then primary() and replica() are swapped, too.
   void AwaitSwap() {
     EXPECT_TRUE(Eventually(
         [&] {
@@ -62,8 +63,8 @@ class PlannedFailoverTest : public ::testing::Test {
     primary_ = 1 - primary_;
   }
 
-  // The replica stands still, so that the failover cannot go on, and the lease of "ending" is over
-  // soon after it has begun. (In one write, or the lease might be over before.)
+  // The replica is stopped, so that the failover cannot proceed, and the lease of "ending" ends
+  // soon after it has begun. (In one write, otherwise the lease might end before.)
   void BeginWithTheReplicaPaused(const Command& failover) {
     replica().Pause();
     RawConnection raw = primary().ConnectRaw();
@@ -90,19 +91,19 @@ class PlannedFailoverTest : public ::testing::Test {
   size_t primary_ = 0;
 };
 
-// --- Back and forth ------------------------------------------------------------------------------
+// --- Repeated failovers --------------------------------------------------------------------------
 
-// A waiter on a lock whose lease ends in about the same moment as the failover begins.
+// A waiter for a lock whose lease ends at about the time when the failover begins.
 struct Heir {
-  int64_t lease_ms;  // of the holder before
+  int64_t lease_ms;  // of the previous holder
   std::string key;
   std::string owner;
   std::optional<Waiter> waiter;
 };
 
-// Replicas confirm nothing here: FAILOVER alone must see to it that a grant which a client was told
-// of is known to the new primary.
-TEST_F(PlannedFailoverTest, NothingIsLostBackAndForth) {
+// Clients do not use WAIT here: FAILOVER alone must ensure that the new primary has every grant
+// that a client received.
+TEST_F(PlannedFailoverTest, NoGrantIsLostInRepeatedFailovers) {
   Fleet fleet([ports = std::array{primary().port(), replica().port()}] {
     for (const int port : ports) {
       Client client(port);
@@ -122,7 +123,8 @@ TEST_F(PlannedFailoverTest, NothingIsLostBackAndForth) {
                {.lock = "c", .mode = Mode::kLimit},
                {.lock = "d", .session = true},
                {.lock = "d", .session = true}});
-  constexpr int kRounds = 10;  // of about a second: so often replicas tell how far they are
+  // A round takes about a second, because replicas report their offset once a second.
+  constexpr int kRounds = 10;
   int granted_before = 0;
   int granted_untold = 0;
   std::vector<int64_t> last_tokens(4, 0);
@@ -149,7 +151,7 @@ TEST_F(PlannedFailoverTest, NothingIsLostBackAndForth) {
     for (const Heir& heir : heirs) {
       begin.push_back({"LOCK.TOUCH", heir.key, "leaves", "PX", std::to_string(heir.lease_ms)});
     }
-    // In some rounds it begins before all leases end, in others right after the first has.
+    // In some rounds it begins before all leases end, in others right after the first has ended.
     const Command failover = round % 3 == 0 ? Command{"FAILOVER"} : FailoverTo(replica());
     const bool after_the_first = round % 3 != 1;
     if (!after_the_first) begin.push_back(failover);
@@ -179,7 +181,8 @@ TEST_F(PlannedFailoverTest, NothingIsLostBackAndForth) {
     EXPECT_EQ(KeptOfAll(copy(), standing), before);
     for (size_t at = 0; at < heirs.size(); ++at) {
       const Heir& heir = heirs[at];
-      // Granted to whoever was told so. Who was not may hold it too, and gets it by asking again.
+      // The lock is held by the owner that received a token. One that did not may hold it too, and
+      // gets it by reacquiring.
       const Reply found = client().Do("LOCK.FENCE", heir.key);
       if (answers[at].IsInteger()) {
         EXPECT_EQ(found, answers[at]) << heir.key;
@@ -199,7 +202,7 @@ TEST_F(PlannedFailoverTest, NothingIsLostBackAndForth) {
       EXPECT_EQ(client().Do("LOCK.RELEASE", heir.key, heir.owner), Reply::Int(1));
     }
     ASSERT_TRUE(fleet.AllAdvance(1)) << "each goes on";
-    // The session was forgotten: what was bound to this connection is an ordinary hold now.
+    // The session was dropped: what was bound to this connection is an ordinary hold now.
     holder.Close();
     EXPECT_TRUE(client().Do("LOCK.FENCE", "standing:session").IsInteger());
   }
@@ -212,9 +215,9 @@ TEST_F(PlannedFailoverTest, NothingIsLostBackAndForth) {
   std::cout << '\n';
 }
 
-// --- While it is under way -----------------------------------------------------------------------
+// --- During the failover -------------------------------------------------------------------------
 
-TEST_F(PlannedFailoverTest, ALeaseThatEndsOnTheWayIsInheritedOnTheNewPrimary) {
+TEST_F(PlannedFailoverTest, LeaseEndingDuringFailoverIsHandedOverByNewPrimary) {
   MustAcquire(client(), "ending", "alice");
   const int64_t token = MustAcquire(client(), "kept", "keeper");
   Waiter heir(primary(), "ending", "heir");
@@ -244,7 +247,7 @@ TEST_F(PlannedFailoverTest, ALeaseThatEndsOnTheWayIsInheritedOnTheNewPrimary) {
   ExpectSame();
 }
 
-TEST_F(PlannedFailoverTest, AbortedItServesWhoWaits) {
+TEST_F(PlannedFailoverTest, AbortedFailoverServesWaiters) {
   for (const Command& failover : {Command{"FAILOVER"}, FailoverTo(replica())}) {
     MustAcquire(client(), "ending", "alice");
     const int64_t token = MustAcquire(client(), "kept", "keeper");
@@ -279,7 +282,7 @@ TEST_F(PlannedFailoverTest, AbortedItServesWhoWaits) {
   }
 }
 
-TEST_F(PlannedFailoverTest, TimedOutItServesWhoWaits) {
+TEST_F(PlannedFailoverTest, TimedOutFailoverServesWaiters) {
   constexpr int64_t kTimeOut = 500;
   const int64_t token = MustAcquire(client(), "ending", "alice");
   Waiter heir(primary(), "ending", "heir");
@@ -294,7 +297,7 @@ TEST_F(PlannedFailoverTest, TimedOutItServesWhoWaits) {
 }
 
 // A primary that has stepped down although the replica has not answered yet: the failover can still
-// fail. Redis sends away who waits when it steps down; Valkey 9 when the replica has taken over.
+// fail. Redis unblocks waiters when it steps down; Valkey 9 when the replica has taken over.
 class ForcedFailoverTest : public PlannedFailoverTest {
  protected:
   void Force() {
@@ -304,8 +307,8 @@ class ForcedFailoverTest : public PlannedFailoverTest {
   }
 };
 
-// What the replica did not hear of may be lost, what it has acknowledged is not.
-TEST_F(ForcedFailoverTest, KeepsWhatTheReplicaKnew) {
+// Writes that the replica did not receive may be lost; those that it acknowledged are not.
+TEST_F(ForcedFailoverTest, KeepsWhatReplicaAcknowledged) {
   MustAcquire(client(), "ending", "alice");
   Client holder = primary().Connect();
   const std::vector<std::string> standing = HoldOneOfEachKind(holder);
@@ -326,7 +329,7 @@ TEST_F(ForcedFailoverTest, KeepsWhatTheReplicaKnew) {
   }
   AwaitSwap();
   EXPECT_EQ(KeptOfAll(client(), standing), before);
-  // Whether it has heard of the end of this lease is open.
+  // Whether it received the end of this lease is open.
   const Reply released = client().Do("LOCK.RELEASE", "ending", "alice");
   EXPECT_TRUE(released.IsInteger()) << released;
   EXPECT_GT(MustAcquire(client(), "ending", "heir"), last_token);
@@ -336,8 +339,8 @@ TEST_F(ForcedFailoverTest, KeepsWhatTheReplicaKnew) {
   ExpectSame();
 }
 
-// It is a primary again, with a line if it has sent nobody away.
-TEST_F(ForcedFailoverTest, AbortedItServesWhoStillWaits) {
+// It is a primary again, with its queue unless it has unblocked the waiters.
+TEST_F(ForcedFailoverTest, AbortedFailoverServesRemainingWaiters) {
   MustAcquire(client(), "ending", "alice");
   const int64_t token = MustAcquire(client(), "kept", "keeper");
   Waiter heir(primary(), "ending", "heir");
@@ -358,7 +361,7 @@ TEST_F(ForcedFailoverTest, AbortedItServesWhoStillWaits) {
   ExpectSame();
 }
 
-TEST_F(ForcedFailoverTest, AbortedItServesWhoWaitedForTheGrace) {
+TEST_F(ForcedFailoverTest, AbortedFailoverServesWaitersHeldByGrace) {
   MustAcquire(client(), "ending", "alice");
   Settle();
   EXPECT_EQ(client().Do("CONFIG", "SET", "turnstile.failover-grace-ms", kMinute), Reply::Ok());

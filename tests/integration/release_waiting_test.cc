@@ -1,4 +1,4 @@
-// LOCK.RELEASE by an owner that waits: it leaves the line as well as giving up what it holds.
+// LOCK.RELEASE by an owner that waits: it leaves the queue as well as releasing what it holds.
 
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ class ReleaseWaitingTest : public SharedWaitingTest<ReleaseWaitingTest> {
   }
 };
 
-TEST_F(ReleaseWaitingTest, TheWaitEndsAndThoseBehindMoveUp) {
+TEST_F(ReleaseWaitingTest, ReleaseEndsWaitAndAdvancesQueue) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   Waiter carol(server(), "job", "carol");
@@ -41,8 +41,8 @@ TEST_F(ReleaseWaitingTest, TheWaitEndsAndThoseBehindMoveUp) {
   EXPECT_TRUE(carol.Read().IsInteger());
 }
 
-// A writer that leaves lets readers behind it join those who hold the lock.
-TEST_F(ReleaseWaitingTest, WhomItKeptWaitingIsServedAtOnce) {
+// When a waiting writer leaves, readers behind it join the current readers.
+TEST_F(ReleaseWaitingTest, WaitersBlockedByCancelledWaitAreServed) {
   MustObtain(client_, Acquiring("job", "reader", {"SHARED"}));
   Waiter writer(server(), "job", "writer");
   Waiter late(server());
@@ -52,7 +52,7 @@ TEST_F(ReleaseWaitingTest, WhomItKeptWaitingIsServedAtOnce) {
   EXPECT_TRUE(late.Read().IsInteger());
 }
 
-TEST_F(ReleaseWaitingTest, AWaitWithAlsoEndsInAllItsLines) {
+TEST_F(ReleaseWaitingTest, WaitForSetEndsInAllQueues) {
   MustAcquire(client_, "a", "alice");
   Waiter bob(server());
   bob.Wait(Acquiring("a", "bob", {"WAIT", "60000", "ALSO", "2", "b", "c"}));
@@ -64,7 +64,7 @@ TEST_F(ReleaseWaitingTest, AWaitWithAlsoEndsInAllItsLines) {
   EXPECT_TRUE(carol.Read().IsInteger()) << "it waited behind bob alone";
 }
 
-TEST_F(ReleaseWaitingTest, SeveralLocksCountOneByOne) {
+TEST_F(ReleaseWaitingTest, CountsEachReleasedLockAndCancelledWait) {
   MustAcquire(client_, "a", "alice");
   MustAcquire(client_, "b", "bob");
   Waiter bob(server(), "a", "bob");
@@ -73,8 +73,8 @@ TEST_F(ReleaseWaitingTest, SeveralLocksCountOneByOne) {
   EXPECT_EQ(client_.Do("EXISTS", "b"), Reply::Int(0));
 }
 
-// An upgrade both holds and waits: one call ends both, and counts the lock once.
-TEST_F(ReleaseWaitingTest, AnUpgradeGivesUpItsSharedHoldToo) {
+// An upgrader both holds and waits: one call ends both, and counts the lock once.
+TEST_F(ReleaseWaitingTest, CancelledUpgradeReleasesSharedHold) {
   MustObtain(client_, Acquiring("job", "bob", {"SHARED"}));
   MustObtain(client_, Acquiring("job", "other", {"SHARED"}));
   Waiter bob(server(), "job", "bob");
@@ -85,8 +85,8 @@ TEST_F(ReleaseWaitingTest, AnUpgradeGivesUpItsSharedHoldToo) {
   EXPECT_EQ(Release("job", "bob"), Reply::Int(0));
 }
 
-// Of a counted hold one count is given up.
-TEST_F(ReleaseWaitingTest, AnUpgradeOfACountedHoldKeepsTheRest) {
+// One count of a counted hold is released.
+TEST_F(ReleaseWaitingTest, CancelledUpgradeOfCountedHoldReleasesOneCount) {
   for (int i = 0; i < 2; i++) {
     MustObtain(client_, Acquiring("job", "bob", {"SHARED", "REENTRANT"}));
   }
@@ -99,8 +99,8 @@ TEST_F(ReleaseWaitingTest, AnUpgradeOfACountedHoldKeepsTheRest) {
   EXPECT_EQ(HoldersOf(client_, "job"), Owners{"other"});
 }
 
-// Its hold has ended and lingers; it waits to get the lock again.
-TEST_F(ReleaseWaitingTest, ALingeringHoldEndsToo) {
+// Its hold has ended and lingers; it waits to acquire the lock again.
+TEST_F(ReleaseWaitingTest, LingeringHoldOfWaiterEnds) {
   MustObtain(client_, Acquiring("job", "bob", {"SHARED", "LINGER", "60000"}, 1));
   MustObtain(client_, Acquiring("job", "other", {"SHARED"}));
   EXPECT_TRUE(Eventually([&] { return HoldersOf(client_, "job") == Owners{"other"}; }));
@@ -111,7 +111,7 @@ TEST_F(ReleaseWaitingTest, ALingeringHoldEndsToo) {
   EXPECT_EQ(Release("job", "bob"), Reply::Int(0));
 }
 
-TEST_F(ReleaseWaitingTest, AWaitForAString) {
+TEST_F(ReleaseWaitingTest, WaitForPlainLockEnds) {
   client_.Do("SET", "job", "alice");
   Waiter bob(server(), "job", "bob");
   EXPECT_EQ(Release("job", "bob"), Reply::Int(1));
@@ -119,7 +119,7 @@ TEST_F(ReleaseWaitingTest, AWaitForAString) {
   EXPECT_EQ(client_.Do("GET", "job"), Reply::Str("alice"));
 }
 
-TEST_F(ReleaseWaitingTest, OnlyTheOwnersOwnWaitInThisDatabase) {
+TEST_F(ReleaseWaitingTest, OtherOwnersAndDatabasesAreNotAffected) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   EXPECT_EQ(Release("job", "carol"), Reply::Int(0));
@@ -130,7 +130,7 @@ TEST_F(ReleaseWaitingTest, OnlyTheOwnersOwnWaitInThisDatabase) {
   EXPECT_EQ(LineOf(client_, "job"), Owners{"bob"});
 }
 
-TEST_F(ReleaseWaitingTest, InATransactionAndAScript) {
+TEST_F(ReleaseWaitingTest, WorksInTransactionsAndScripts) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   client_.Do("MULTI");
@@ -144,9 +144,9 @@ TEST_F(ReleaseWaitingTest, InATransactionAndAScript) {
   EXPECT_EQ(carol.Read(), Cancelled());
 }
 
-// A release of the holder and one of the next in line, in one go: the lock is not handed to whom
-// has given up.
-TEST_F(ReleaseWaitingTest, WhoGaveUpIsNotGranted) {
+// The holder and the next waiter release in one write: the lock is not granted to the waiter that
+// left.
+TEST_F(ReleaseWaitingTest, CancelledWaiterIsNotGranted) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   RawConnection raw = server().ConnectRaw();
@@ -156,8 +156,8 @@ TEST_F(ReleaseWaitingTest, WhoGaveUpIsNotGranted) {
   EXPECT_EQ(client_.Do("EXISTS", "job"), Reply::Int(0));
 }
 
-// Lines are this server's own: only what changes a hold is told to replicas.
-TEST_F(ReleaseWaitingTest, OnlyTheChangeToHoldsIsReplicated) {
+// Queues exist on this server only: only changes to holds are replicated.
+TEST_F(ReleaseWaitingTest, OnlyChangesToHoldsAreReplicated) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   ReplicationStream stream(server().port());

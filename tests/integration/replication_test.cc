@@ -1,4 +1,4 @@
-// What a primary tells, and what becomes of it: the exact commands on the wire and in the AOF, and
+// What a primary replicates, and the effect: the exact commands on the wire and in the AOF, and
 // real replicas that hold the same locks, also after a failover.
 
 #include <gtest/gtest.h>
@@ -27,13 +27,13 @@ std::string LastToken(Client& client) {
   return InfoField(client, "turnstile", "turnstile_last_token");
 }
 
-// --- What is told --------------------------------------------------------------------------------
+// --- Replicated commands -------------------------------------------------------------------------
 
-// A primary that is overheard twice, on the wire and through its AOF.
-class ToldTest : public ::testing::Test {
+// A primary observed in two ways, on the wire and through its AOF.
+class ReplicatedCommandsTest : public ::testing::Test {
  protected:
-  // What was told since this was last asked, without SELECT. The AOF and the wire must agree.
-  Commands Told() {
+  // The commands replicated since the last call, without SELECT. The AOF and the wire must agree.
+  Commands Replicated() {
     Commands stream = stream_.Until(client_);
     const Commands aof = ReadAof(server_.dir());
     Commands news;
@@ -44,12 +44,12 @@ class ToldTest : public ::testing::Test {
     return stream;
   }
 
-  // The fact that `owner` holds `key` since `since` until the key's end.
+  // The fact that `owner` has held `key` since `since`, until the key expires.
   Command Held(const std::string& key, const std::string& owner, int64_t token, int64_t since) {
     return HeldCommand(key, owner, {token, since, EndOf(client_, key)});
   }
 
-  // When a lock was granted whose lease was a minute and has not been renewed.
+  // The time of the grant of a lock with a lease of a minute that was not renewed.
   int64_t SinceOf(const std::string& key) { return EndOf(client_, key) - kMinute; }
 
   void Multi(const Commands& commands) {
@@ -58,47 +58,47 @@ class ToldTest : public ::testing::Test {
     EXPECT_EQ(client_.Do("EXEC").elements.size(), commands.size());
   }
 
-  // Without a margin the clock does not lead, and no floor is told after the stream's sync.
+  // Without a margin the clock does not lead, and no floor is replicated after the sync.
   Server server_{{.args = {"--appendonly", "yes", "--appendfsync", "always",
                            "--turnstile.token-margin-ms", "0"}}};
   Client client_ = server_.Connect();
   ReplicationStream stream_{server_.port()};
 
  private:
-  std::ptrdiff_t known_ = std::ssize(ReadAof(server_.dir()));  // what came before the stream
+  std::ptrdiff_t known_ = std::ssize(ReadAof(server_.dir()));  // size of the AOF before the stream
 };
 
-TEST_F(ToldTest, GrantsRenewalsAndReleases) {
+TEST_F(ReplicatedCommandsTest, GrantsRenewalsAndReleasesAreReplicated) {
   const int64_t token = MustAcquire(client_, "job", "me");
   const int64_t since = SinceOf("job");
-  EXPECT_EQ(Told(), (Commands{Held("job", "me", token, since)}));
+  EXPECT_EQ(Replicated(), (Commands{Held("job", "me", token, since)}));
 
   MustAcquire(client_, "job", "me", 50000);
-  EXPECT_EQ(Told(), (Commands{Held("job", "me", token, since)}));
+  EXPECT_EQ(Replicated(), (Commands{Held("job", "me", token, since)}));
 
   EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "me", "EX", 70), Reply::Int(1));
-  EXPECT_EQ(Told(), (Commands{Held("job", "me", token, since)}));
+  EXPECT_EQ(Replicated(), (Commands{Held("job", "me", token, since)}));
 
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));
-  EXPECT_EQ(Told(), (Commands{{"LOCK.RELEASE", "job", "me"}}));
+  EXPECT_EQ(Replicated(), (Commands{{"LOCK.RELEASE", "job", "me"}}));
 
   const int64_t next = MustAcquire(client_, "job", "you");
-  EXPECT_EQ(Told(), (Commands{Held("job", "you", next, SinceOf("job"))}));
+  EXPECT_EQ(Replicated(), (Commands{Held("job", "you", next, SinceOf("job"))}));
 }
 
-TEST_F(ToldTest, BinaryNamesAndOwners) {
+TEST_F(ReplicatedCommandsTest, BinaryKeysAndOwnersAreReplicated) {
   const std::string bytes("\0\r\n*3\xff", 6);
   const int64_t token = MustAcquire(client_, bytes, bytes);
-  EXPECT_EQ(Told(), (Commands{Held(bytes, bytes, token, SinceOf(bytes))}));
+  EXPECT_EQ(Replicated(), (Commands{Held(bytes, bytes, token, SinceOf(bytes))}));
   EXPECT_EQ(client_.Do("LOCK.RELEASE", bytes, bytes), Reply::Int(1));
-  EXPECT_EQ(Told(), (Commands{{"LOCK.RELEASE", bytes, bytes}}));
+  EXPECT_EQ(Replicated(), (Commands{{"LOCK.RELEASE", bytes, bytes}}));
 }
 
-TEST_F(ToldTest, NothingOfWhatWasRefused) {
+TEST_F(ReplicatedCommandsTest, RefusedRequestsAreNotReplicated) {
   const int64_t token = MustAcquire(client_, "job", "me");
   client_.Do("SET", "plain", "me");
   client_.Do("RPUSH", "list", "x");
-  Told();
+  Replicated();
   EXPECT_EQ(client_.Do("LOCK.ACQUIRE", "job", "you", "PX", 5), Reply::Nil());
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "you"), Reply::Int(0));
   EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "you", "PX", 5), Reply::Int(0));
@@ -120,31 +120,31 @@ TEST_F(ToldTest, NothingOfWhatWasRefused) {
   EXPECT_EQ(client_.Do("EVAL", "return redis.call('LOCK.RELEASE', KEYS[1], 'you')", 1, "job"),
             Reply::Int(0));
   Multi({{"LOCK.RELEASE", "job", "you"}, {"LOCK.FENCE", "job"}});
-  EXPECT_EQ(Told(), Commands{});
+  EXPECT_EQ(Replicated(), Commands{});
 }
 
-TEST_F(ToldTest, PlainLocks) {
+TEST_F(ReplicatedCommandsTest, ChangesToPlainLocksAreReplicated) {
   client_.Do("SET", "plain", "me");
   EXPECT_EQ(client_.Do("LOCK.TOUCH", "plain", "me", "PX", 5000), Reply::Int(1));
   const std::string end = std::to_string(EndOf(client_, "plain"));
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "plain", "me"), Reply::Int(1));
-  EXPECT_EQ(Told(),
+  EXPECT_EQ(Replicated(),
             (Commands{{"SET", "plain", "me"}, {"PEXPIREAT", "plain", end}, {"DEL", "plain"}}));
 
-  // By its own value a plain lock becomes a Turnstile lock.
+  // Acquired by its own value, a plain lock becomes a Turnstile lock.
   client_.Do("SET", "plain", "me");
   const int64_t token = MustAcquire(client_, "plain", "me");
-  EXPECT_EQ(Told(),
+  EXPECT_EQ(Replicated(),
             (Commands{{"SET", "plain", "me"}, Held("plain", "me", token, SinceOf("plain"))}));
 }
 
-// The stranger's command, then the fact that undoes it.
-TEST_F(ToldTest, TtlIsSetBack) {
+// The command of the other client, then the fact that reverts it.
+TEST_F(ReplicatedCommandsTest, RevertedTtlIsReplicated) {
   const int64_t token = MustAcquire(client_, "job", "me");
   const int64_t end = EndOf(client_, "job");
   const Command held = Held("job", "me", token, SinceOf("job"));
   const std::string payload = client_.Do("DUMP", "job").text;
-  Told();
+  Replicated();
   const std::string earlier = std::to_string(end - 1000);
   const std::string later = std::to_string(end + 1000);
 
@@ -156,65 +156,65 @@ TEST_F(ToldTest, TtlIsSetBack) {
   for (const Command& trick : tricks) {
     EXPECT_FALSE(client_.Do(trick).IsError());
     EXPECT_EQ(EndOf(client_, "job"), end);
-    EXPECT_EQ(Told(), (Commands{trick, held})) << trick[0];
+    EXPECT_EQ(Replicated(), (Commands{trick, held})) << trick[0];
   }
   EXPECT_EQ(client_.Do("EXPIRE", "job", 5), Reply::Int(1));
-  Commands told = Told();
-  ASSERT_EQ(told.size(), 2U);
-  EXPECT_EQ(told.at(0).at(0), "PEXPIREAT");
-  EXPECT_EQ(told.at(1), held);
+  Commands replicated = Replicated();
+  ASSERT_EQ(replicated.size(), 2U);
+  EXPECT_EQ(replicated.at(0).at(0), "PEXPIREAT");
+  EXPECT_EQ(replicated.at(1), held);
 
   Multi({{"PEXPIREAT", "job", later}, {"PERSIST", "job"}});
-  EXPECT_EQ(Told(),
+  EXPECT_EQ(Replicated(),
             (Commands{{"MULTI"}, {"PEXPIREAT", "job", later}, {"PERSIST", "job"}, {"EXEC"}, held}));
   EXPECT_EQ(client_.Do("EVAL", "return redis.call('PERSIST', KEYS[1])", 1, "job"), Reply::Int(1));
-  EXPECT_EQ(Told(), (Commands{{"PERSIST", "job"}, held}));
+  EXPECT_EQ(Replicated(), (Commands{{"PERSIST", "job"}, held}));
 
-  // What leaves the TTL as it is needs no undoing.
+  // Commands that leave the TTL unchanged need no revert.
   const Command exact = {"RESTORE", "job", std::to_string(end), payload, "ABSTTL", "REPLACE"};
   EXPECT_EQ(client_.Do(exact), Reply::Ok());
   EXPECT_EQ(client_.Do("PEXPIREAT", "job", later, "LT"), Reply::Int(0));
-  EXPECT_EQ(Told(), (Commands{exact}));
+  EXPECT_EQ(Replicated(), (Commands{exact}));
 }
 
-TEST_F(ToldTest, WhatStrangersMayDoIsToldAsItIs) {
+TEST_F(ReplicatedCommandsTest, OrdinaryCommandsAreReplicatedUnchanged) {
   for (const Command& command : {Command{"DEL", "job"}, {"SET", "job", "x"}, {"FLUSHALL"}}) {
     client_.Do("DEL", "job");
     MustAcquire(client_, "job", "me");
-    Told();
+    Replicated();
     EXPECT_FALSE(client_.Do(command).IsError());
-    EXPECT_EQ(Told(), (Commands{command}));
+    EXPECT_EQ(Replicated(), (Commands{command}));
   }
   const int64_t token = MustAcquire(client_, "job", "me");
-  Told();
+  Replicated();
   client_.Do("RENAME", "job", "task");
-  EXPECT_EQ(Told(), (Commands{{"RENAME", "job", "task"}}));
+  EXPECT_EQ(Replicated(), (Commands{{"RENAME", "job", "task"}}));
   client_.Do("LOCK.TOUCH", "task", "me", "PX", kMinute);
-  EXPECT_EQ(NumbersOf(Told().at(0)).token, token);
+  EXPECT_EQ(NumbersOf(Replicated().at(0)).token, token);
 }
 
-TEST_F(ToldTest, TransactionsAndScripts) {
+TEST_F(ReplicatedCommandsTest, TransactionsAndScriptsAreReplicated) {
   const int64_t before = MustAcquire(client_, "job", "me");
   client_.Do("LOCK.RELEASE", "job", "me");
-  Told();
+  Replicated();
   Multi({{"LOCK.ACQUIRE", "job", "me", "PX", "60000"},
          {"LOCK.ACQUIRE", "job", "you", "PX", "60000"},
          {"LOCK.RELEASE", "job", "me"},
          {"LOCK.ACQUIRE", "job", "you", "PX", "60000"}});
   const Reply fence = client_.Do("LOCK.FENCE", "job");
-  Commands told = Told();
-  ASSERT_EQ(told.size(), 5U);
-  EXPECT_EQ(told.at(0), Command{"MULTI"});
-  const HeldNumbers first = NumbersOf(told.at(1));
-  EXPECT_EQ(told.at(1), HeldCommand("job", "me", first));
+  Commands replicated = Replicated();
+  ASSERT_EQ(replicated.size(), 5U);
+  EXPECT_EQ(replicated.at(0), Command{"MULTI"});
+  const HeldNumbers first = NumbersOf(replicated.at(1));
+  EXPECT_EQ(replicated.at(1), HeldCommand("job", "me", first));
   EXPECT_GT(first.token, before);
   EXPECT_LT(first.token, fence.integer);
-  EXPECT_EQ(told.at(2), (Command{"LOCK.RELEASE", "job", "me"}));
-  EXPECT_EQ(told.at(3), Held("job", "you", fence.integer, SinceOf("job")));
-  EXPECT_EQ(told.at(4), Command{"EXEC"});
+  EXPECT_EQ(replicated.at(2), (Command{"LOCK.RELEASE", "job", "me"}));
+  EXPECT_EQ(replicated.at(3), Held("job", "you", fence.integer, SinceOf("job")));
+  EXPECT_EQ(replicated.at(4), Command{"EXEC"});
 
   client_.Do("EVAL", "redis.call('LOCK.RELEASE', KEYS[1], 'you')", 1, "job");
-  EXPECT_EQ(Told(), (Commands{{"LOCK.RELEASE", "job", "you"}}));
+  EXPECT_EQ(Replicated(), (Commands{{"LOCK.RELEASE", "job", "you"}}));
 
   const char* const script = R"(
       local token = redis.call('LOCK.ACQUIRE', KEYS[1], 'me', 'PX', 60000)
@@ -223,29 +223,31 @@ TEST_F(ToldTest, TransactionsAndScripts) {
       return token)";
   const Reply token = client_.Do("EVAL", script, 2, "job", "work");
   ASSERT_TRUE(token.IsInteger()) << token;
-  told = Told();
-  ASSERT_EQ(told.size(), 5U);
-  const int64_t since = NumbersOf(told.at(1)).since;
+  replicated = Replicated();
+  ASSERT_EQ(replicated.size(), 5U);
+  const int64_t since = NumbersOf(replicated.at(1)).since;
   const Command touched = Held("job", "me", token.integer, since);
   const Command acquired = HeldCommand("job", "me", {token.integer, since, since + kMinute});
-  EXPECT_EQ(told, (Commands{{"MULTI"}, acquired, {"SET", "work", "done"}, touched, {"EXEC"}}));
+  EXPECT_EQ(replicated,
+            (Commands{{"MULTI"}, acquired, {"SET", "work", "done"}, touched, {"EXEC"}}));
 }
 
-TEST_F(ToldTest, EndOfALeaseIsTheRemovalOfTheKey) {
+TEST_F(ReplicatedCommandsTest, EndOfLeaseIsReplicatedAsKeyRemoval) {
   const int64_t token = MustAcquire(client_, "job", "me", 20);
   ASSERT_TRUE(Eventually([&] { return client_.Do("DBSIZE") == Reply::Int(0); }));
-  const Commands told = Told();
-  ASSERT_EQ(told.size(), 2U);
-  EXPECT_EQ(NumbersOf(told.at(0)).token, token);
-  EXPECT_TRUE((told.at(1) == Command{"DEL", "job"} || told.at(1) == Command{"UNLINK", "job"}));
+  const Commands replicated = Replicated();
+  ASSERT_EQ(replicated.size(), 2U);
+  EXPECT_EQ(NumbersOf(replicated.at(0)).token, token);
+  EXPECT_TRUE(
+      (replicated.at(1) == Command{"DEL", "job"} || replicated.at(1) == Command{"UNLINK", "job"}));
 }
 
-TEST_F(ToldTest, TheDatabaseOfTheKey) {
+TEST_F(ReplicatedCommandsTest, FactsAreReplicatedInDatabaseOfKey) {
   client_.Do("SELECT", 3);
   MustAcquire(client_, "job", "me");
   EXPECT_EQ(stream_.Next().at(1), "job");
   EXPECT_EQ(stream_.db(), 3);
-  // Also when the fact comes after the event loop has turned.
+  // Also if the fact is sent in a later pass of the event loop.
   client_.Do("PERSIST", "job");
   client_.Do("SELECT", 0);
   EXPECT_EQ(stream_.Next(), (Command{"PERSIST", "job"}));
@@ -255,29 +257,29 @@ TEST_F(ToldTest, TheDatabaseOfTheKey) {
 
 // --- Replicas ------------------------------------------------------------------------------------
 
-// Returns when the replica has done all that the primary has told until now.
+// Waits until the replica has applied everything the primary has replicated so far.
 void Settle(Client& primary) {
   EXPECT_TRUE(primary.Do("INCR", "settled").IsInteger());
   EXPECT_EQ(primary.Do("WAIT", 1, kPatience.count()), Reply::Int(1));
 }
 
-// Through files, because a diskless sync ends only with the replica's next acknowledgement, up to
-// a second later.
+// Through files, because a diskless sync completes only with the replica's next acknowledgement, up
+// to a second later.
 const std::vector<std::string> kPrimary = {"--repl-diskless-sync", "no"};
 
-// A server that follows `primary` from its start, so that it never issued a token itself.
+// A server that replicates `primary` from its start, so that it never issued a token itself.
 ServerOptions ReplicaOf(const Server& primary, std::vector<std::string> args = kPrimary) {
   args.insert(args.end(), {"--replicaof", "127.0.0.1", std::to_string(primary.port())});
   return {.args = args};
 }
 
-// Makes a server that is a primary a replica.
+// Makes a primary a replica.
 void Follow(Client& replica, const Server& primary) {
   EXPECT_EQ(replica.Do("REPLICAOF", "127.0.0.1", primary.port()), Reply::Ok());
   AwaitSync(replica);
 }
 
-// All keys of all databases, their values and (here) their TTLs are the same.
+// All keys of all databases have the same values and, here, TTLs.
 void ExpectSame(Client& primary, Client& replica, const std::string& when) {
   EXPECT_EQ(replica.Do("DEBUG", "DIGEST"), primary.Do("DEBUG", "DIGEST")) << when;
   const std::vector<std::string> keys = primary.Do("KEYS", "*").Texts();
@@ -296,7 +298,7 @@ class ReplicaTest : public ::testing::Test {
   Client copy_ = replica_.Connect();
 };
 
-TEST_F(ReplicaTest, AgreesAfterEveryChange) {
+TEST_F(ReplicaTest, ReplicaAgreesAfterEveryChange) {
   MustAcquire(client_, "dumped", "me");
   const std::string payload = client_.Do("DUMP", "dumped").text;
   const Commands changes = {
@@ -353,7 +355,7 @@ void PrintTo(const Sync& sync, std::ostream* out) { *out << sync.name; }
 
 class FullSyncTest : public ::testing::TestWithParam<Sync> {};
 
-TEST_P(FullSyncTest, BringsEveryHoldAndReplacesWhatWasThere) {
+TEST_P(FullSyncTest, TransfersEveryHoldAndReplacesOldData) {
   Server primary(
       {.args = {"--repl-diskless-sync", GetParam().diskless_sync, "--repl-backlog-size", "16384"}});
   Server replica({.args = {"--repl-diskless-load", GetParam().diskless_load}});
@@ -369,8 +371,8 @@ TEST_P(FullSyncTest, BringsEveryHoldAndReplacesWhatWasThere) {
   EXPECT_EQ(Kept(copy, "job").Field("token"), Reply::Int(token));
   ExpectSame(client, copy, "after the first sync");
 
-  // The replica is cut off for longer than the backlog lasts. This is a sync with a history that
-  // it knows, during which (with swapdb) it goes on serving what it has.
+  // The replica is disconnected for longer than the backlog lasts. It knows the history of the
+  // sync, and (with swapdb) keeps serving its data meanwhile.
   replica.Pause();
   client.Do("CLIENT", "KILL", "TYPE", "replica");
   client.Do("LOCK.RELEASE", "job", "me");
@@ -383,7 +385,7 @@ TEST_P(FullSyncTest, BringsEveryHoldAndReplacesWhatWasThere) {
   Settle(client);
   ExpectSame(client, copy, "after the second sync");
 
-  // And goes on from there.
+  // And continues from there.
   client.Do("LOCK.TOUCH", "job", "you", "PX", 3 * kMinute);
   client.Do("LOCK.RELEASE", bytes, bytes);
   Settle(client);
@@ -396,9 +398,9 @@ INSTANTIATE_TEST_SUITE_P(Every, FullSyncTest,
                                            Sync{"SwapDb", "yes", "swapdb"}),
                          [](const auto& test) { return test.param.name; });
 
-// By itself, because Valkey 8.1 does not get it right when a module listens to keyspace events: it
-// stays in the other database and tells replicas so (valkey-io/valkey#4024).
-TEST_F(ReplicaTest, AgreesAfterAMove) {
+// Separate, because Valkey 8.1 handles it wrongly when a module subscribes to keyspace events: it
+// stays in the other database and replicates that (valkey-io/valkey#4024).
+TEST_F(ReplicaTest, ReplicaAgreesAfterMove) {
   MustAcquire(client_, "job", "me");
   EXPECT_EQ(client_.Do("MOVE", "job", 2), Reply::Int(1));
   Settle(client_);
@@ -409,7 +411,7 @@ TEST_F(ReplicaTest, AgreesAfterAMove) {
   ExpectSame(client_, copy_, "in the other database");
 }
 
-TEST_F(ReplicaTest, PartialSyncAfterADroppedLink) {
+TEST_F(ReplicaTest, PartialSyncAfterDroppedLink) {
   for (const char* key : {"released", "touched"}) MustAcquire(client_, key, "me");
   Settle(client_);
   replica_.Pause();
@@ -425,8 +427,8 @@ TEST_F(ReplicaTest, PartialSyncAfterADroppedLink) {
   EXPECT_EQ(InfoField(client_, "stats", "sync_full"), "1");
 }
 
-TEST(ChainTest, FactsArePassedOnAndWrittenToEachAof) {
-  // Without a margin there is no floor to tell.
+TEST(ChainTest, SubReplicasAndAofsGetEveryFact) {
+  // Without a margin no floor is replicated.
   std::vector<std::string> args = kPrimary;
   args.insert(args.end(), {"--turnstile.token-margin-ms", "0"});
   Server primary({.args = args});
@@ -437,7 +439,7 @@ TEST(ChainTest, FactsArePassedOnAndWrittenToEachAof) {
   Server last(ReplicaOf(replica, kAof));
   Client leaf = last.Connect();
   AwaitSync(leaf);
-  ReplicationStream told(primary.port());
+  ReplicationStream stream(primary.port());
   ReplicationStream passed_on(replica.port());
 
   MustAcquire(client, "job", "me");
@@ -448,7 +450,7 @@ TEST(ChainTest, FactsArePassedOnAndWrittenToEachAof) {
   client.Do("SET", "plain", "me");
   MustAcquire(client, "plain", "me");
   client.Do("INCR", "end");
-  const Commands expected = told.Until(client);
+  const Commands expected = stream.Until(client);
   EXPECT_EQ(expected.size(), 9U);
   Commands passed;
   while (passed.size() < expected.size()) {
@@ -466,7 +468,7 @@ TEST(ChainTest, FactsArePassedOnAndWrittenToEachAof) {
     EXPECT_EQ((Commands{aof.end() - std::ssize(expected), aof.end()}), expected);
   }
 
-  // Alone in the world, and with nothing but their AOF.
+  // Without their primary, and with nothing but their AOF.
   last.Kill9();
   replica.Kill9();
   for (Server* server : {&replica, &last}) {
@@ -479,7 +481,7 @@ TEST(ChainTest, FactsArePassedOnAndWrittenToEachAof) {
   }
 }
 
-TEST_F(ReplicaTest, AnswersOnlyWhatNeedsNoDecision) {
+TEST_F(ReplicaTest, ReplicaServesOnlyReadCommands) {
   const int64_t token = MustAcquire(client_, "job", "me");
   Settle(client_);
   for (const char* read_only : {"yes", "no"}) {
@@ -517,9 +519,9 @@ TEST_F(ReplicaTest, AnswersOnlyWhatNeedsNoDecision) {
   EXPECT_LE(std::stoll(LastToken(copy_)), std::stoll(LastToken(client_)));
 }
 
-// A replica that lags behind is told of a release and of a renewal when, by its own clock, the
-// lease is long over. It obeys.
-TEST_F(ReplicaTest, DoesNotLookAtItsClock) {
+// A lagging replica receives a release and a renewal when, by its own clock, the lease ended long
+// ago. It applies them.
+TEST_F(ReplicaTest, ReplicaAppliesFactsWhateverItsClock) {
   for (const char* key : {"released", "touched", "asked again"}) {
     MustAcquire(client_, key, "me", 800);
   }
@@ -532,13 +534,14 @@ TEST_F(ReplicaTest, DoesNotLookAtItsClock) {
   ASSERT_TRUE(Eventually([&] { return ServerNow(client_) > end; }));
   replica_.Continue();
   Settle(client_);
-  EXPECT_EQ(copy_.Do("DBSIZE"), client_.Do("DBSIZE")) << "also what only waits to be removed";
+  EXPECT_EQ(copy_.Do("DBSIZE"), client_.Do("DBSIZE"))
+      << "also expired keys that are not removed yet";
   ExpectSame(client_, copy_, "later");
   EXPECT_EQ(Kept(copy_, "touched").Field("owner"), Reply::Str("me"));
   EXPECT_EQ(Kept(copy_, "asked again").Field("owner"), Reply::Str("me"));
 }
 
-TEST_F(ReplicaTest, RemovesWhenThePrimaryDoes) {
+TEST_F(ReplicaTest, ReplicaRemovesExpiredLockWhenPrimaryDoes) {
   client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", 0);
   MustAcquire(client_, "job", "me", 100);
   Settle(client_);
@@ -550,7 +553,7 @@ TEST_F(ReplicaTest, RemovesWhenThePrimaryDoes) {
 
 // --- Failover ------------------------------------------------------------------------------------
 
-TEST(FailoverTest, PromotedReplicaHoldsTheSameLocksAndIssuesLargerTokens) {
+TEST(FailoverTest, PromotedReplicaKeepsLocksAndIssuesLargerTokens) {
   Server primary({.args = kPrimary});
   Server replica(ReplicaOf(primary, kAof));
   Server last(ReplicaOf(replica));
@@ -578,7 +581,7 @@ TEST(FailoverTest, PromotedReplicaHoldsTheSameLocksAndIssuesLargerTokens) {
   EXPECT_EQ(Kept(copy, "touched"), kept.at(0));
   EXPECT_EQ(Kept(copy, "released"), kept.at(1));
   EXPECT_EQ(Kept(copy, "asked again"), kept.at(2));
-  // The replica behind it hears of the floor too.
+  // Its own replica receives the floor too.
   EXPECT_TRUE(Eventually([&] { return LastToken(leaf) == floor; })) << LastToken(leaf);
 
   EXPECT_EQ(copy.Do("LOCK.ACQUIRE", "touched", "you", "PX", kMinute), Reply::Nil());
@@ -588,7 +591,7 @@ TEST(FailoverTest, PromotedReplicaHoldsTheSameLocksAndIssuesLargerTokens) {
   EXPECT_GT(MustAcquire(copy, "released", "you"), std::stoll(floor));
   EXPECT_GT(MustAcquire(copy, "free", "you"), std::stoll(floor));
 
-  // The old primary comes back with nothing, follows, and is promoted in its turn.
+  // The old primary returns empty, becomes a replica, and is promoted in turn.
   ASSERT_TRUE(primary.Restart());
   client = primary.Connect();
   MustAcquire(client, "touched", "split brain");
@@ -624,9 +627,9 @@ TEST(FailoverTest, CoordinatedFailoverLosesNothing) {
   EXPECT_EQ(LastToken(client), LastToken(copy));
 }
 
-// A primary that restarts goes on from the history in its RDB file, and its replica with it: the
-// floor of the new life is part of the history.
-TEST(FailoverTest, RestartedPrimaryTellsItsReplicaTheNewFloor) {
+// A restarted primary continues the history in its RDB file, and so does its replica: the new floor
+// is part of the history.
+TEST(FailoverTest, RestartedPrimaryReplicatesNewFloor) {
   Server primary({.args = kPrimary});
   Server replica(ReplicaOf(primary, kAof));
   Client client = primary.Connect();

@@ -1,4 +1,4 @@
-// Failovers that sentinels decide: a primary that dies, and one that is cut off and comes back.
+// Failovers decided by sentinels: a primary that crashes, and one that is isolated and returns.
 
 #include "support/sentinel.h"
 
@@ -23,15 +23,15 @@
 namespace turnstile::testing {
 namespace {
 
-// Returns when so many replicas have done all that the primary has told until now.
+// Waits until so many replicas have applied everything the primary has replicated so far.
 void Settle(Client& primary, int replicas) {
   EXPECT_TRUE(primary.Do("INCR", "settled").IsInteger());
   EXPECT_EQ(primary.Do("WAIT", replicas, kPatience.count()), Reply::Int(replicas));
 }
 
-// Waits until sentinels have made this server, which thinks that it is a primary, a replica.
+// Waits until sentinels have demoted this server, which still considers itself a primary.
 void AwaitDemotion(const Server& server) {
-  // They close its connections then, so each look needs one of its own.
+  // They close its connections then, so each poll needs a new one.
   EXPECT_TRUE(Eventually(
       [&] {
         Client client = server.Connect();
@@ -46,24 +46,24 @@ void ExpectSame(Client& primary, Client& replica) {
   EXPECT_EQ(KeptOfAll(replica, keys), KeptOfAll(primary, keys));
 }
 
-// A waiter whose server has gone away or been demoted: what a client takes as "ask again".
+// The reply to a waiter whose server crashed or was demoted, which tells a client to retry.
 bool IsRetryable(const Reply& reply) {
   return reply.IsError("UNBLOCKED") || reply.IsError("DISCONNECTED:");
 }
 
-// Milliseconds between two moments, at least 0: the first is when a poll saw it.
+// Milliseconds between two times, at least 0: the first is when a poll noticed it.
 int64_t Between(Clock::time_point from, Clock::time_point to) {
   return std::max<int64_t>(std::chrono::duration_cast<Milliseconds>(to - from).count(), 0);
 }
 
-// What replication promises is no more than this: a write that every replica which may be promoted
-// has acknowledged is there after the failover. A grant that only the dead primary knew is lost,
-// and another may be granted the lock at once. So the workers go inside only after WAIT has told
-// them that both replicas know of the grant: one would not do, because a sentinel compares the
-// replicas by what they last told it, and may prefer the one that lags. They treat a release
-// likewise, or a failover could bring back what they have given up. After the failover a single
-// replica is left, and a WAIT for one covers it.
-TEST(SentinelTest, APrimaryDies) {
+// Replication promises only that a write which every promotable replica has acknowledged survives
+// the failover. A grant that only the dead primary knew is lost, and another client may be granted
+// the lock at once. So the workers enter only after WAIT has confirmed that both replicas know of
+// the grant. One would not suffice, because a sentinel compares the replicas by the offsets that
+// they last reported, and may prefer the one that lags. The workers confirm releases likewise,
+// otherwise a failover could bring back what they have released. After the failover one replica is
+// left, and a WAIT for one covers it.
+TEST(SentinelTest, AcknowledgedGrantsSurviveCrashOfPrimary) {
   SentinelGroup group;
   Server& old = group.primary();
   Client client = old.Connect();
@@ -102,7 +102,7 @@ TEST(SentinelTest, APrimaryDies) {
   fleet.ConfirmBy(1);
   client = promoted->Connect();
   EXPECT_EQ(KeptOfAll(client, standing), before);
-  // It can grant at once; no need to wait until the sentinels have told everybody.
+  // It can grant at once, before the sentinels have informed all clients.
   const int64_t first_token = MustAcquire(client, "new", "me");
   const auto first = Clock::now();
   ASSERT_TRUE(group.AllAgreeOn(*promoted));
@@ -115,12 +115,12 @@ TEST(SentinelTest, APrimaryDies) {
     if (grant.port == old.port()) highest_before = std::max(highest_before, grant.token);
     if (grant.port != promoted->port()) continue;
     first_grant = std::min(first_grant, grant.when);
-    // One that was asked for before may be a grant of the old primary.
+    // A grant that was requested before may be one of the old primary.
     if (!grant.asked_again) lowest_after = std::min(lowest_after, grant.token);
   }
   EXPECT_GT(lowest_after, highest_before);
 
-  // The same owners ask again, in the same order.
+  // The same owners retry in the same order.
   for (Waiter& waiter : waiters) waiter = Waiter(*promoted);
   const std::vector<std::string> owners = {"first", "second", "third"};
   for (size_t at = 0; at < owners.size(); ++at) waiters[at].Wait(standing.front(), owners[at]);
@@ -133,7 +133,7 @@ TEST(SentinelTest, APrimaryDies) {
     EXPECT_EQ(client.Do("LOCK.RELEASE", standing.front(), owners[at]), Reply::Int(1));
   }
 
-  // The old primary comes back with nothing, and as a primary. Sentinels see to it.
+  // The old primary returns empty, as a primary. The sentinels demote it.
   ASSERT_TRUE(old.Restart());
   AwaitDemotion(old);
   EXPECT_TRUE(fleet.AllAdvance(1));
@@ -165,7 +165,7 @@ TEST(SentinelTest, APrimaryDies) {
   std::cout << fleet.grants().size() << " grants\n";
 }
 
-TEST(SentinelTest, APrimaryIsCutOffAndComesBack) {
+TEST(SentinelTest, IsolatedPrimaryIsDemotedWhenItReturns) {
   SentinelGroup group;
   Server& old = group.primary();
   Client client = old.Connect();
@@ -174,7 +174,7 @@ TEST(SentinelTest, APrimaryIsCutOffAndComesBack) {
   Waiter heir(old, "job", "heir");
   Waiter patient(old, "kept", "patient");
   Settle(client, 2);
-  // Both end while nobody hears from the primary.
+  // Both end while the primary is isolated.
   Waiter timed(old, "kept", "timed", {.wait_ms = 5000});
   EXPECT_EQ(client.Do("LOCK.TOUCH", "job", "stale", "PX", 4000), Reply::Int(1));
   const int64_t end = EndOf(client, "job");
@@ -205,12 +205,12 @@ TEST(SentinelTest, APrimaryIsCutOffAndComesBack) {
   ASSERT_TRUE(group.AllAgreeOn(*promoted));
   for (Waiter* waiter : {&heir, &patient, &timed}) EXPECT_FALSE(waiter->HasReply());
   old.Continue();
-  // To itself it is still a primary: it may grant what has become free, for a moment.
+  // It still considers itself a primary: for a while it may grant what has become free.
   constexpr Milliseconds kDemotion{30000};
   const Reply answer = heir.Read(kDemotion);
   EXPECT_TRUE(answer.IsInteger() || IsRetryable(answer)) << answer;
   if (answer.IsInteger()) {
-    EXPECT_LT(answer.integer, rival.integer) << "which a store outside can tell from the true one";
+    EXPECT_LT(answer.integer, rival.integer) << "so that an external store can detect it";
     EXPECT_TRUE(write("job", answer.integer, "heir").IsError("FENCED"));
   }
   const Reply sent_away = patient.Read(kDemotion);
@@ -228,7 +228,7 @@ TEST(SentinelTest, APrimaryIsCutOffAndComesBack) {
   ExpectSame(next, copy);
   EXPECT_EQ(HoldersOf(copy, "job"), std::vector<std::string>{"rival"});
   EXPECT_EQ(copy.Do("GET", "guarded"), Reply::Str("keeper"));
-  // The same owners go on where the locks are.
+  // The same owners continue where the locks are.
   Waiter again(*promoted, "job", "heir");
   EXPECT_EQ(next.Do("LOCK.RELEASE", "job", "rival"), Reply::Int(1));
   EXPECT_GT(again.Read().integer, rival.integer);

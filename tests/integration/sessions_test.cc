@@ -33,7 +33,7 @@ class SessionsTest : public SharedWaitingTest<SessionsTest> {
     return client_.Do("LOCK.RELEASE", key, owner);
   }
 
-  // Whether the owner's hold ends with a connection; null if it holds nothing.
+  // Whether the owner's hold is bound to a connection; null if it holds nothing.
   Reply IsSession(std::string_view key, std::string_view owner) {
     const Reply hold = HoldOf(client_, key, owner);
     return hold.IsNil() ? hold : hold.Field("session");
@@ -43,7 +43,7 @@ class SessionsTest : public SharedWaitingTest<SessionsTest> {
     return Eventually([&] { return client_.Do("LOCK.INFO", key).IsNil(); });
   }
 
-  // Closes the connection, and returns when the server has done what is to be done about it.
+  // Closes the connection and waits until the server has handled that.
   void Close(Waiter& connection) {
     connection.Close();
     AwaitGone(client_, connection.id());
@@ -99,7 +99,7 @@ const std::vector<End> kEnds = {
 };
 
 // At once, whatever the lease, the count and the number of locks.
-TEST_F(SessionsTest, EndsWithItsConnection) {
+TEST_F(SessionsTest, HoldEndsWithItsConnection) {
   for (const End& end : kEnds) {
     SCOPED_TRACE(end.name);
     StartAfresh();
@@ -117,7 +117,7 @@ TEST_F(SessionsTest, EndsWithItsConnection) {
   }
 }
 
-TEST_F(SessionsTest, WithoutSessionItDoesNotEnd) {
+TEST_F(SessionsTest, HoldWithoutSessionOutlivesConnection) {
   Waiter holder(server());
   MustAcquire(holder, "job", "alice");
   MustObtain(holder, Acquiring("task", "alice", kSession));
@@ -127,7 +127,7 @@ TEST_F(SessionsTest, WithoutSessionItDoesNotEnd) {
   EXPECT_EQ(client_.Do("LOCK.INFO", "task"), Reply::Nil());
 }
 
-TEST_F(SessionsTest, HandOverFromADeadSession) {
+TEST_F(SessionsTest, NextWaiterIsGrantedWhenSessionEnds) {
   constexpr int kRounds = 50;
   std::vector<double> took_ms;
   for (int round = 0; round < kRounds; round++) {
@@ -147,7 +147,7 @@ TEST_F(SessionsTest, HandOverFromADeadSession) {
   EXPECT_LE(took_ms[kRounds / 2], 5);
 }
 
-TEST_F(SessionsTest, ResetKeepsTheConnectionAndTheHold) {
+TEST_F(SessionsTest, ResetKeepsConnectionAndHold) {
   Waiter holder(server());
   const int64_t token = MustObtain(holder, Acquiring("job", "alice", kSession));
   EXPECT_EQ(holder.Do("RESET"), Reply::Status("RESET"));
@@ -157,7 +157,7 @@ TEST_F(SessionsTest, ResetKeepsTheConnectionAndTheHold) {
   EXPECT_EQ(client_.Do("LOCK.INFO", "job"), Reply::Nil());
 }
 
-TEST_F(SessionsTest, ACountedHoldEndsWhole) {
+TEST_F(SessionsTest, CountedHoldEndsCompletely) {
   Waiter holder(server());
   for (int i = 0; i < 3; i++) {
     MustObtain(holder, Acquiring("job", "alice", {"SESSION", "REENTRANT"}));
@@ -169,7 +169,7 @@ TEST_F(SessionsTest, ACountedHoldEndsWhole) {
   EXPECT_EQ(client_.Do("LOCK.INFO", "job"), Reply::Nil());
 }
 
-TEST_F(SessionsTest, AllLocksOfASet) {
+TEST_F(SessionsTest, AllLocksOfSetEnd) {
   Waiter holder(server());
   MustObtain(holder, Acquiring("a", "alice", {"SESSION", "ALSO", "2", "b", "c"}));
   for (const char* key : {"a", "b", "c"}) EXPECT_EQ(IsSession(key, "alice"), kYes) << key;
@@ -185,7 +185,7 @@ TEST_F(SessionsTest, AllLocksOfASet) {
   EXPECT_EQ(client_.Do("DBSIZE"), Reply::Int(0));
 }
 
-TEST_F(SessionsTest, ManyLocksOfOneConnection) {
+TEST_F(SessionsTest, ManyLocksOfOneConnectionEnd) {
   RawWaiter holder(server());
   Commands acquires;
   for (int i = 0; i < 2000; i++) {
@@ -195,15 +195,15 @@ TEST_F(SessionsTest, ManyLocksOfOneConnection) {
   EXPECT_EQ(client_.Do("DBSIZE"), Reply::Int(2000));
   holder.connection.Close();
   AwaitGone(client_, holder.id());
-  // They are removed in parts; for everybody they have ended already.
+  // They are removed in batches, but for every client they have already ended.
   EXPECT_EQ(client_.Do("LOCK.FENCE", "k1999"), Reply::Nil());
   EXPECT_EQ(client_.Do("LOCK.INFO", "k1998"), Reply::Nil());
   MustAcquire(client_, "k1997", "bob");
   EXPECT_TRUE(Eventually([&] { return client_.Do("DBSIZE") == Reply::Int(1); }));
 }
 
-// Each of several holders is bound by itself.
-TEST_F(SessionsTest, OneOfSeveralHolders) {
+// Each of several holders is bound independently.
+TEST_F(SessionsTest, EachHolderIsBoundSeparately) {
   for (const Command& mode : Commands{{"SHARED"}, {"LIMIT", "3"}}) {
     SCOPED_TRACE(mode[0]);
     StartAfresh();
@@ -228,14 +228,14 @@ TEST_F(SessionsTest, OneOfSeveralHolders) {
   }
 }
 
-TEST_F(SessionsTest, UpgradeAndDowngrade) {
+TEST_F(SessionsTest, BindingFollowsUpgradeAndDowngrade) {
   Waiter alice(server());
   MustObtain(alice, Acquiring("job", "alice", {"SHARED", "SESSION"}));
   MustObtain(alice, Acquiring("job", "alice", kSession));
   EXPECT_EQ(IsSession("job", "alice"), kYes);
   MustObtain(alice, Acquiring("job", "alice", {"SHARED", "SESSION"}));
   EXPECT_EQ(IsSession("job", "alice"), kYes);
-  // The connection on which she waits to be upgraded is not that of her shared hold.
+  // The connection on which she waits for the upgrade is not that of her shared hold.
   MustObtain(client_, Acquiring("job", "bob", {"SHARED"}));
   Waiter upgrade =
       Waiter::Asking(server(), Acquiring("job", "alice", {"SESSION", "WAIT", "60000"}));
@@ -249,9 +249,9 @@ TEST_F(SessionsTest, UpgradeAndDowngrade) {
   EXPECT_EQ(client_.Do("LOCK.INFO", "job"), Reply::Nil());
 }
 
-// --- Bindings come and go ---------------------------------------------------------------------
+// --- Binding and unbinding --------------------------------------------------------------------
 
-TEST_F(SessionsTest, MovesToTheNewConnection) {
+TEST_F(SessionsTest, ReacquireMovesBindingToNewConnection) {
   Waiter first(server());
   Waiter second(server());
   const int64_t token = MustObtain(first, Acquiring("job", "alice", kSession));
@@ -263,7 +263,7 @@ TEST_F(SessionsTest, MovesToTheNewConnection) {
   EXPECT_EQ(client_.Do("LOCK.INFO", "job"), Reply::Nil());
 }
 
-TEST_F(SessionsTest, AcquireWithoutSessionEndsTheBinding) {
+TEST_F(SessionsTest, AcquireWithoutSessionRemovesBinding) {
   for (const bool same_connection : {true, false}) {
     SCOPED_TRACE(same_connection ? "same connection" : "another connection");
     StartAfresh();
@@ -284,7 +284,7 @@ TEST_F(SessionsTest, AcquireWithoutSessionEndsTheBinding) {
   }
 }
 
-TEST_F(SessionsTest, GrantedWhileItWaits) {
+TEST_F(SessionsTest, GrantToWaiterIsBound) {
   MustAcquire(client_, "job", "alice");
   Waiter bob = Waiter::Asking(server(), Acquiring("job", "bob", {"SESSION", "WAIT", "60000"}));
   Waiter carol = Waiter::Asking(server(), Acquiring("job", "carol", {"WAIT", "60000"}));
@@ -296,8 +296,8 @@ TEST_F(SessionsTest, GrantedWhileItWaits) {
   EXPECT_EQ(IsSession("job", "carol"), kNo);
 }
 
-// A newer call takes over the place: it is that one's connection which counts.
-TEST_F(SessionsTest, TheNewerCallsConnection) {
+// A newer call takes over the position: its connection counts.
+TEST_F(SessionsTest, NewerCallBindsToItsConnection) {
   MustAcquire(client_, "job", "alice");
   const Command wait = Acquiring("job", "bob", {"SESSION", "WAIT", "60000"});
   Waiter older = Waiter::Asking(server(), wait);
@@ -311,9 +311,9 @@ TEST_F(SessionsTest, TheNewerCallsConnection) {
   EXPECT_EQ(client_.Do("LOCK.INFO", "job"), Reply::Nil());
 }
 
-// first waits with SESSION. alice releases, and about that time first is killed: told or not, bound
-// or not, nothing is left to it, and second is next.
-TEST_F(SessionsTest, KilledAroundItsGrant) {
+// first waits with SESSION. alice releases, and around that time first is killed. Whether or not it
+// was granted and bound, it holds nothing in the end, and second is next.
+TEST_F(SessionsTest, KilledWaiterLeavesNoHold) {
   for (int round = 0; round < 200; round++) {
     MustAcquire(client_, "job", "alice");
     Waiter first =
@@ -339,9 +339,9 @@ TEST_F(SessionsTest, KilledAroundItsGrant) {
   }
 }
 
-// alice's connection is killed before it can be told that she was upgraded, and the lease of her
-// shared hold is over when the upgrade is taken back: nothing is left that could be bound.
-TEST_F(SessionsTest, AnUpgradeThatIsTakenBackTooLate) {
+// alice's connection is killed before it receives the reply to her upgrade, and the lease of her
+// shared hold has ended when the upgrade is reverted: nothing is left that could be bound.
+TEST_F(SessionsTest, RevertedUpgradeOfEndedHoldLeavesNothing) {
   const bool delivers_at_once = EngineOf(client_).starts_with("Redis 7.0.");
   int taken_back = 0;
   for (int round = 0; round < 5; round++) {
@@ -357,10 +357,10 @@ TEST_F(SessionsTest, AnUpgradeThatIsTakenBackTooLate) {
     DoAtOnce(driver, InPasses({{{"LOCK.RELEASE", "job", "bob"}},
                                {{"CLIENT", "PAUSE", "60000", "WRITE"},
                                 {"CLIENT", "KILL", "ID", std::to_string(upgrade.id())}}}));
-    const bool told = !upgrade.connection.Ends();
+    const bool delivered = !upgrade.connection.Ends();
     ASSERT_TRUE(Eventually([&] { return ServerNow(client_) > end; }));
     ASSERT_EQ(client_.Do("CLIENT", "UNPAUSE"), Reply::Ok());
-    if (!told) {
+    if (!delivered) {
       taken_back++;
       ASSERT_TRUE(BecomesFree("job"));
       ASSERT_EQ(client_.Do("RESTORE", "job", 0, dump), Reply::Ok());
@@ -372,8 +372,8 @@ TEST_F(SessionsTest, AnUpgradeThatIsTakenBackTooLate) {
   EXPECT_EQ(taken_back == 0, delivers_at_once);
 }
 
-// The answer is heard before the end.
-TEST_F(SessionsTest, AcquireAndQuitInOnePass) {
+// The reply arrives before the connection closes.
+TEST_F(SessionsTest, AcquireBeforeQuitIsAnswered) {
   for (int round = 0; round < 20; round++) {
     RawConnection raw = server().ConnectRaw();
     const auto replies = DoAtOnce(raw, {Acquiring("job", "alice", kSession), {"QUIT"}});
@@ -382,8 +382,8 @@ TEST_F(SessionsTest, AcquireAndQuitInOnePass) {
   }
 }
 
-// All readers die at once.
-TEST_F(SessionsTest, ManyConnectionsCloseAtOnce) {
+// All readers disconnect at once.
+TEST_F(SessionsTest, AllHoldsEndWhenManyConnectionsClose) {
   std::vector<Client> readers;
   for (int i = 0; i < 100; i++) {
     readers.push_back(server().Connect());
@@ -401,7 +401,7 @@ TEST_F(SessionsTest, ManyConnectionsCloseAtOnce) {
   EXPECT_TRUE(writer.Read().IsInteger());
 }
 
-TEST_F(SessionsTest, InTransactions) {
+TEST_F(SessionsTest, WorksInTransactions) {
   Waiter holder(server());
   holder.Do("MULTI");
   holder.Do(Acquiring("job", "alice", {"SESSION", "WAIT", "1000"}));
@@ -415,7 +415,7 @@ TEST_F(SessionsTest, InTransactions) {
   EXPECT_EQ(client_.Do("LOCK.INFO", "job"), Reply::Nil());
 }
 
-TEST_F(SessionsTest, NotInScriptsAndFunctions) {
+TEST_F(SessionsTest, IsRefusedInScriptsAndFunctions) {
   const std::string call = "redis.pcall('LOCK.ACQUIRE', 'job', 'alice', 'PX', 60000, 'SESSION')";
   const std::string error =
       "ERR SESSION needs a connection, and inside scripts and functions there is none";
@@ -426,7 +426,7 @@ TEST_F(SessionsTest, NotInScriptsAndFunctions) {
        Commands{{"EVAL", "return " + call, "1", "job"}, {"FCALL", "bind", "1", "job"}}) {
     EXPECT_EQ(client_.Do(command), Reply::Error(error));
     EXPECT_EQ(client_.Do("DBSIZE"), Reply::Int(0)) << "nothing has happened";
-    // Nor is a hold that the owner has bound or unbound.
+    // Nor does the owner's existing hold become bound or unbound.
     Waiter holder(server());
     MustObtain(holder, Acquiring("job", "alice", kSession));
     EXPECT_EQ(client_.Do(command), Reply::Error(error));
@@ -439,8 +439,8 @@ TEST_F(SessionsTest, NotInScriptsAndFunctions) {
   }
 }
 
-// A script without SESSION unbinds like any other call.
-TEST_F(SessionsTest, AScriptsAcquireUnbinds) {
+// An acquire without SESSION in a script unbinds like any other call.
+TEST_F(SessionsTest, AcquireInScriptRemovesBinding) {
   Waiter holder(server());
   const int64_t token = MustObtain(holder, Acquiring("job", "alice", kSession));
   EXPECT_EQ(client_.Do("EVAL", "return redis.call('LOCK.ACQUIRE', 'job', 'alice', 'PX', 60000)", 1,
@@ -453,8 +453,8 @@ TEST_F(SessionsTest, AScriptsAcquireUnbinds) {
 
 // --- An old connection and a new hold ---------------------------------------------------------
 
-// What ends a hold ends its binding: a new hold of the same owner has nothing to do with it.
-TEST_F(SessionsTest, ANewHoldIsNotTheOldOnes) {
+// Whatever ends a hold ends its binding: a new hold of the same owner is not bound.
+TEST_F(SessionsTest, NewHoldOfSameOwnerIsNotBound) {
   const std::vector<Commands> ways = {
       {{"LOCK.RELEASE", "job", "alice"}},
       {{"DEL", "job"}},
@@ -488,8 +488,8 @@ TEST_F(SessionsTest, ANewHoldIsNotTheOldOnes) {
   }
 }
 
-// The same when the lock never was without a holder.
-TEST_F(SessionsTest, ANewHoldBesideOthers) {
+// The same if the lock always had a holder.
+TEST_F(SessionsTest, NewHoldOfSameOwnerAmongOthersIsNotBound) {
   MustObtain(client_, Acquiring("job", "bob", {"SHARED"}));
   Waiter holder(server());
   const int64_t old = MustObtain(holder, Acquiring("job", "alice", {"SHARED", "SESSION"}, 20));
@@ -500,8 +500,8 @@ TEST_F(SessionsTest, ANewHoldBesideOthers) {
   EXPECT_EQ(HoldersOf(client_, "job"), (Owners{"bob", "alice"}));
 }
 
-// Somebody else's hold is not ended either.
-TEST_F(SessionsTest, AnothersHoldStays) {
+// Another owner's hold is not ended either.
+TEST_F(SessionsTest, OtherOwnersHoldIsNotEnded) {
   Waiter holder(server());
   MustObtain(holder, Acquiring("job", "alice", kSession, 300));
   Waiter bob(server(), "job", "bob");
@@ -510,9 +510,9 @@ TEST_F(SessionsTest, AnothersHoldStays) {
   EXPECT_EQ(HoldersOf(client_, "job"), Owners{"bob"});
 }
 
-// The old connection's close and the new call come in one pass of the event loop: the old hold has
-// ended for everybody, and the new token is good.
-TEST_F(SessionsTest, CloseAndAcquireInTheSamePass) {
+// The close of the old connection and the new call arrive in one pass of the event loop: the old
+// hold has ended for every client, and the new token is valid.
+TEST_F(SessionsTest, AcquireInSamePassAsCloseGetsNewHold) {
   struct Case {
     Commands between;
     Command acquire;
@@ -553,7 +553,7 @@ TEST_F(SessionsTest, CloseAndAcquireInTheSamePass) {
 }
 
 // In whatever order the server sees them.
-TEST_F(SessionsTest, CloseAndAcquireAtTheSameTime) {
+TEST_F(SessionsTest, ConcurrentCloseAndAcquireStayConsistent) {
   int same = 0;
   constexpr int kRounds = 60;
   for (int round = 0; round < kRounds; round++) {
@@ -577,9 +577,9 @@ TEST_F(SessionsTest, CloseAndAcquireAtTheSameTime) {
   std::cout << same << " of " << kRounds << " new calls found the old hold\n";
 }
 
-// --- Where a lock goes, and whether its binding goes along ------------------------------------
+// --- Whether a binding follows a lock that moves ----------------------------------------------
 
-TEST_F(SessionsTest, RenameMoveAndRestoreUnbind) {
+TEST_F(SessionsTest, RenameMoveAndRestoreRemoveBinding) {
   const std::vector<Commands> ways = {
       {{"RENAME", "job", "task"}},
       {{"RENAMENX", "job", "task"}},
@@ -608,7 +608,7 @@ TEST_F(SessionsTest, RenameMoveAndRestoreUnbind) {
   }
 }
 
-TEST_F(SessionsTest, SwapDbTakesTheBindingAlong) {
+TEST_F(SessionsTest, SwapDbKeepsBinding) {
   Client other = server().Connect();
   other.Do("SELECT", 9);
   Waiter holder(server());
@@ -630,14 +630,14 @@ TEST_F(SessionsTest, SwapDbTakesTheBindingAlong) {
   EXPECT_EQ(HoldersOf(other, "job"), Owners{"alice"});
 }
 
-TEST_F(SessionsTest, EachDatabaseByItself) {
+TEST_F(SessionsTest, DatabasesAreBoundSeparately) {
   Client other = server().Connect();
   other.Do("SELECT", 9);
   Waiter holder(server());
   MustObtain(holder, Acquiring("job", "alice", kSession));
   holder.Do("SELECT", 9);
   MustObtain(holder, Acquiring("job", "alice", kSession));
-  MustAcquire(client_, "job", "alice");  // unbinds that of database 0
+  MustAcquire(client_, "job", "alice");  // unbinds the hold in database 0
   EXPECT_EQ(IsSession("job", "alice"), kNo);
   EXPECT_EQ(HoldOf(other, "job", "alice").Field("session"), kYes);
   holder.Do("SELECT", 5);
@@ -648,7 +648,7 @@ TEST_F(SessionsTest, EachDatabaseByItself) {
 
 // --- Paused writes ----------------------------------------------------------------------------
 
-TEST_F(SessionsTest, APauseOfWritesPostponesTheEnd) {
+TEST_F(SessionsTest, WritePausePostponesEnd) {
   Waiter holder(server());
   MustObtain(holder, Acquiring("job", "alice", kSession));
   Waiter bob(server(), "job", "bob");
@@ -662,7 +662,7 @@ TEST_F(SessionsTest, APauseOfWritesPostponesTheEnd) {
   EXPECT_EQ(HoldersOf(client_, "job"), Owners{"bob"});
 }
 
-TEST_F(SessionsTest, APauseOfEverythingPostponesTheEnd) {
+TEST_F(SessionsTest, FullPausePostponesEnd) {
   Waiter holder(server());
   MustObtain(holder, Acquiring("job", "alice", kSession));
   Waiter bob(server(), "job", "bob");
@@ -673,8 +673,8 @@ TEST_F(SessionsTest, APauseOfEverythingPostponesTheEnd) {
   EXPECT_GE(EndOf(client_, "job") - kMinute, before + 150);
 }
 
-// What came before the end of the pause counts: the owner's new call, the end of the lease.
-TEST_F(SessionsTest, APauseAndANewCall) {
+// Events before the end of the pause count: the owner's new call, the end of the lease.
+TEST_F(SessionsTest, AcquireQueuedDuringPauseGetsValidToken) {
   Waiter holder(server());
   const int64_t token = MustObtain(holder, Acquiring("job", "alice", kSession));
   MustObtain(holder, Acquiring("task", "alice", kSession, 100));
@@ -685,7 +685,7 @@ TEST_F(SessionsTest, APauseAndANewCall) {
   ASSERT_TRUE(Eventually([&] { return client_.Do("EXISTS", "task") == Reply::Int(0); }));
   EXPECT_EQ(client_.Do("EXISTS", "job"), Reply::Int(1));
   EXPECT_EQ(client_.Do("CLIENT", "UNPAUSE"), Reply::Ok());
-  // The call was made after the close, if before its end: either way its answer is good.
+  // The call came after the close, although before it was handled: either way its reply is valid.
   const Reply reply = next.connection.ReadReply();
   ASSERT_TRUE(reply.IsInteger()) << reply;
   EXPECT_GE(reply.integer, token);
@@ -695,7 +695,7 @@ TEST_F(SessionsTest, APauseAndANewCall) {
 
 // --- Memory -----------------------------------------------------------------------------------
 
-// However a bound hold ends, nothing is left of its binding.
+// However a bound hold ends, no memory of its binding is left.
 TEST_F(SessionsTest, MemoryDoesNotGrow) {
   struct Load {
     const char* name;
@@ -785,7 +785,7 @@ TEST_F(SessionsTest, MemoryDoesNotGrow) {
       LetPass(load.pause);
     };
     const auto used = [&] {
-      // What is left of the data, if any, is not what is measured here.
+      // Remaining data, if any, is not measured here.
       client_.Do("FLUSHALL");
       return std::stoll(InfoField(client_, "memory", "used_memory"));
     };
@@ -794,7 +794,7 @@ TEST_F(SessionsTest, MemoryDoesNotGrow) {
     const int64_t flushed = used();
     int64_t before = 0;
     int64_t after = 0;
-    // FLUSHALL unbinds all, so it must not come between the rounds.
+    // FLUSHALL unbinds everything, so it must not come between the rounds.
     for (int i = 0; i < load.rounds; i++) {
       ASSERT_NO_FATAL_FAILURE(round(i + 2));
       const int64_t now = std::stoll(InfoField(client_, "memory", "used_memory"));
@@ -829,9 +829,9 @@ class SessionReplicaTest : public ::testing::Test {
   Client copy_ = replica_.Connect();
 };
 
-TEST_F(SessionReplicaTest, TheEndIsToldAsAFact) {
+TEST_F(SessionReplicaTest, SessionEndIsReplicatedAsFact) {
   ReplicationStream stream(primary_.port());
-  const auto told = [&] {
+  const auto replicated = [&] {
     Commands commands = stream.Until(client_);
     std::erase_if(commands, [](const Command& c) { return c[0] == "MULTI" || c[0] == "EXEC"; });
     return commands;
@@ -841,29 +841,29 @@ TEST_F(SessionReplicaTest, TheEndIsToldAsAFact) {
   ExpectSame();
   EXPECT_EQ(HoldOf(client_, "job", "alice").Field("session"), kYes);
   EXPECT_EQ(HoldOf(copy_, "job", "alice").Field("session"), kNo) << "not on replicas";
-  told();
+  replicated();
   holder.Close();
   AwaitGone(client_, holder.id());
-  const Commands end = told();
+  const Commands end = replicated();
   ASSERT_EQ(end.size(), 1U);
-  ASSERT_EQ(end[0].size(), 5U);  // and the moment
+  ASSERT_EQ(end[0].size(), 5U);  // and the time
   EXPECT_EQ((Command{end[0].begin(), end[0].begin() + 3}),
             (Command{"LOCK.FACT", "SESSION", "job"}));
   EXPECT_EQ(end[0][4], "alice");
   ExpectSame();
   EXPECT_EQ(copy_.Do("EXISTS", "job"), Reply::Int(0));
 
-  // One among several, one with a count, and one that lingers.
+  // One of several holders, one with a count, and one that lingers.
   Waiter second(primary_);
   MustObtain(client_, Acquiring("job", "bob", {"SHARED"}));
   MustObtain(second, Acquiring("job", "alice", {"SHARED", "SESSION", "REENTRANT"}));
   MustObtain(second, Acquiring("job", "alice", {"SHARED", "SESSION", "REENTRANT"}));
   const int64_t token =
       MustObtain(second, Acquiring("task", "alice", {"SESSION", "LINGER", "60000"}));
-  told();
+  replicated();
   second.Close();
   AwaitGone(client_, second.id());
-  const Commands ends = told();
+  const Commands ends = replicated();
   ASSERT_EQ(ends.size(), 2U);
   for (const Command& fact : ends) {
     EXPECT_EQ(fact[1], "SESSION");
@@ -878,7 +878,7 @@ TEST_F(SessionReplicaTest, TheEndIsToldAsAFact) {
 }
 
 // After a failover it is an ordinary hold, on the new primary and on the old one.
-TEST_F(SessionReplicaTest, AfterAFailover) {
+TEST_F(SessionReplicaTest, FailoverRemovesBindings) {
   Waiter holder(primary_);
   const int64_t token = MustObtain(holder, Acquiring("job", "alice", kSession));
   ExpectSame();
@@ -896,7 +896,7 @@ TEST_F(SessionReplicaTest, AfterAFailover) {
   EXPECT_EQ(copy_.Do("LOCK.FENCE", "job"), Reply::Int(token));
   EXPECT_EQ(HoldOf(copy_, "job", "alice").Field("session"), kNo);
   ExpectSame();
-  // There it can be bound anew, to a connection of the new primary.
+  // It can be bound again there, to a connection of the new primary.
   Waiter next(replica_);
   EXPECT_EQ(MustObtain(next, Acquiring("job", "alice", kSession)), token);
   EXPECT_EQ(HoldOf(copy_, "job", "alice").Field("session"), kYes);
@@ -906,8 +906,8 @@ TEST_F(SessionReplicaTest, AfterAFailover) {
   ExpectSame();
 }
 
-// The connection closes while the failover is under way and nothing may be written.
-TEST_F(SessionReplicaTest, ACloseDuringAFailover) {
+// The connection closes while a failover is in progress and nothing may be written.
+TEST_F(SessionReplicaTest, CloseDuringFailoverKeepsHold) {
   Waiter holder(primary_);
   const int64_t token = MustObtain(holder, Acquiring("job", "alice", kSession));
   ExpectSame();
@@ -915,7 +915,7 @@ TEST_F(SessionReplicaTest, ACloseDuringAFailover) {
   EXPECT_EQ(client_.Do("FAILOVER"), Reply::Ok());
   holder.Close();
   AwaitGone(client_, holder.id());
-  EXPECT_EQ(client_.Do("EXISTS", "job"), Reply::Int(1)) << "it cannot be told now";
+  EXPECT_EQ(client_.Do("EXISTS", "job"), Reply::Int(1)) << "it cannot be replicated now";
   replica_.Continue();
   ASSERT_TRUE(Eventually([&] { return InfoField(copy_, "replication", "role") == "master"; },
                          Milliseconds{20000}));
@@ -927,8 +927,8 @@ TEST_F(SessionReplicaTest, ACloseDuringAFailover) {
   EXPECT_EQ(HoldersOf(client_, "job"), Owners{"alice"});
 }
 
-// Promoted by hand: the new primary knows nothing of the connections of the old one.
-TEST_F(SessionReplicaTest, AfterAPromotion) {
+// Promoted manually: the new primary knows nothing about connections of the old one.
+TEST_F(SessionReplicaTest, PromotedReplicaHasNoBindings) {
   Waiter holder(primary_);
   const int64_t token = MustObtain(holder, Acquiring("job", "alice", kSession));
   ExpectSame();
@@ -941,8 +941,8 @@ TEST_F(SessionReplicaTest, AfterAPromotion) {
   EXPECT_EQ(copy_.Do("LOCK.TOUCH", "job", "alice", "PX", kMinute), Reply::Int(1));
 }
 
-// A primary that becomes a replica and a primary again has forgotten its bindings.
-TEST_F(SessionReplicaTest, DemotedAndPromotedAgain) {
+// A primary that becomes a replica and a primary again has dropped its bindings.
+TEST_F(SessionReplicaTest, DemotionRemovesBindings) {
   Waiter holder(primary_);
   const int64_t token = MustObtain(holder, Acquiring("job", "alice", kSession));
   ExpectSame();
@@ -962,7 +962,7 @@ class LingerTest : public SessionsTest {
   static constexpr int64_t kLinger = 40000;
   static Command Linger(int64_t ms = kLinger) { return {"LINGER", std::to_string(ms)}; }
 
-  // alice's hold has ended, and lingers. Returns its token.
+  // alice's hold has ended and lingers. Returns its token.
   int64_t LetLinger(const Command& options = Linger()) {
     const int64_t token = MustObtain(client_, Acquiring("job", "alice", options, 1));
     EXPECT_TRUE(
@@ -973,7 +973,7 @@ class LingerTest : public SessionsTest {
   int64_t LingerLeft() { return client_.Do("LOCK.INFO", "job").Field("linger-left-ms").integer; }
 };
 
-TEST_F(LingerTest, AfterTheEndOfTheLease) {
+TEST_F(LingerTest, LockStaysClosedAfterLeaseEnds) {
   const int64_t token = MustObtain(client_, Acquiring("job", "alice", Linger(), 30000));
   EXPECT_GT(client_.Do("PTTL", "job").integer, 60000) << "lease and linger";
   EXPECT_LE(client_.Do("PTTL", "job").integer, 70000);
@@ -1002,7 +1002,7 @@ TEST_F(LingerTest, AfterTheEndOfTheLease) {
   EXPECT_EQ(client_.Do("SET", "job", "plain", "NX"), Reply::Nil());
 }
 
-TEST_F(LingerTest, AfterTheEndOfTheSession) {
+TEST_F(LingerTest, LockStaysClosedAfterSessionEnds) {
   Waiter holder(server());
   MustObtain(holder, Acquiring("job", "alice", {"SESSION", "LINGER", "40000"}));
   const int64_t before = ServerNow(client_);
@@ -1016,7 +1016,7 @@ TEST_F(LingerTest, AfterTheEndOfTheSession) {
   EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "alice", "PX", 1), Reply::Int(0));
 }
 
-TEST_F(LingerTest, NotAfterACleanEnd) {
+TEST_F(LingerTest, ReleaseAndRemovalLeaveNoLinger) {
   for (const Command& command : Commands{{"LOCK.RELEASE", "job", "alice"},
                                          {"DEL", "job"},
                                          {"UNLINK", "job"},
@@ -1040,12 +1040,12 @@ TEST_F(LingerTest, NotAfterACleanEnd) {
   }
 }
 
-TEST_F(LingerTest, ZeroIsNone) {
+TEST_F(LingerTest, ZeroMeansNoLinger) {
   const int64_t token = LetLinger(Linger(0));
   EXPECT_GT(MustAcquire(client_, "job", "bob"), token);
 }
 
-TEST_F(LingerTest, TheOwnersAcquireIsANewHold) {
+TEST_F(LingerTest, OwnersAcquireDuringLingerIsNewHold) {
   for (const Command& mode : Commands{{}, {"SHARED"}, {"LIMIT", "1"}}) {
     StartAfresh();
     const int64_t old = LetLinger();
@@ -1060,8 +1060,8 @@ TEST_F(LingerTest, TheOwnersAcquireIsANewHold) {
   }
 }
 
-// If nobody waits before it.
-TEST_F(LingerTest, TheOwnerDoesNotOvertake) {
+// Unless there are waiters.
+TEST_F(LingerTest, OwnerDoesNotOvertakeWaiters) {
   LetLinger();
   Waiter bob(server(), "job", "bob");
   EXPECT_EQ(client_.Do(Acquiring("job", "alice", {})), Reply::Nil());
@@ -1069,8 +1069,8 @@ TEST_F(LingerTest, TheOwnerDoesNotOvertake) {
   EXPECT_TRUE(bob.Read().IsInteger());
 }
 
-// A linger ends by itself, whatever its owner waits for: nobody waits in a circle.
-TEST_F(LingerTest, IsNoDeadlock) {
+// A linger ends by itself, whatever its owner waits for, so it closes no cycle.
+TEST_F(LingerTest, LingerClosesNoCycle) {
   LetLinger();
   Waiter bob(server(), "job", "bob");
   Waiter alice(server(), "job", "alice");
@@ -1090,7 +1090,7 @@ TEST_F(LingerTest, IsNoDeadlock) {
   EXPECT_EQ(reply, Reply::Nil());
 }
 
-TEST_F(LingerTest, TheOwnersReleaseEndsIt) {
+TEST_F(LingerTest, OwnersReleaseEndsLinger) {
   const int64_t token = LetLinger();
   Waiter bob(server(), "job", "bob");
   EXPECT_EQ(Release("job", "stranger"), Reply::Int(0));
@@ -1104,8 +1104,8 @@ TEST_F(LingerTest, TheOwnersReleaseEndsIt) {
   EXPECT_EQ(client_.Do("EXISTS", "job"), Reply::Int(0));
 }
 
-// With the lease or with the session, the waiter comes after the linger and no earlier.
-TEST_F(LingerTest, WaitersWaitForItsEnd) {
+// Whether the lease or the session ended, the waiter is served after the linger and no earlier.
+TEST_F(LingerTest, WaitersAreServedWhenLingerEnds) {
   for (const bool active_expiry : {true, false}) {
     for (const bool session : {true, false}) {
       SCOPED_TRACE(std::string(session ? "session" : "lease") + (active_expiry ? ", expiry" : ""));
@@ -1127,13 +1127,13 @@ TEST_F(LingerTest, WaitersWaitForItsEnd) {
       const int64_t granted = EndOf(client_, "job") - kMinute;
       const int64_t free = active_expiry ? FirstFree(client_, end) : end + 1;
       EXPECT_GE(granted, session ? end : free);
-      EXPECT_LT(granted, end + 1000) << "without anybody's help";
+      EXPECT_LT(granted, end + 1000) << "by time alone";
     }
   }
   client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", 1);
 }
 
-TEST_F(LingerTest, AmongReaders) {
+TEST_F(LingerTest, LingeringReaderBlocksWritersAndUpgrades) {
   LetLinger({"SHARED", "LINGER", "40000"});
   EXPECT_EQ(ModeOf(client_, "job"), "shared");
   EXPECT_EQ(client_.Do(Acquiring("job", "writer", {})), Reply::Nil());
@@ -1148,8 +1148,8 @@ TEST_F(LingerTest, AmongReaders) {
   EXPECT_EQ(ModeOf(client_, "job"), "exclusive");
 }
 
-// The key lives as long as the linger, also when all others have left.
-TEST_F(LingerTest, TheLastReaderLeaves) {
+// The key exists as long as the linger, even if all others have left.
+TEST_F(LingerTest, KeyOutlivesLastReaderUntilLingerEnds) {
   MustObtain(client_, Acquiring("job", "bob", {"SHARED"}));
   LetLinger({"SHARED", "LINGER", "40000"});
   EXPECT_EQ(Release("job", "bob"), Reply::Int(1));
@@ -1158,7 +1158,7 @@ TEST_F(LingerTest, TheLastReaderLeaves) {
   EXPECT_EQ(client_.Do(Acquiring("job", "writer", {})), Reply::Nil());
 }
 
-TEST_F(LingerTest, AmongPermits) {
+TEST_F(LingerTest, LingeringPermitIsNotFreeForOthers) {
   LetLinger({"LIMIT", "2", "LINGER", "40000"});
   MustObtain(client_, Acquiring("job", "bob", {"LIMIT", "2"}));
   EXPECT_EQ(client_.Do(Acquiring("job", "carol", {"LIMIT", "2"})), Reply::Nil())
@@ -1170,8 +1170,8 @@ TEST_F(LingerTest, AmongPermits) {
   MustObtain(client_, Acquiring("job", "carol", {"LIMIT", "2"}));
 }
 
-// A waiter for a permit comes when the linger ends, while others hold on.
-TEST_F(LingerTest, APermitAfterItsLinger) {
+// A waiter gets the permit when the linger ends, while others keep theirs.
+TEST_F(LingerTest, WaiterGetsPermitWhenLingerEnds) {
   MustObtain(client_, Acquiring("job", "alice", {"LIMIT", "2", "LINGER", "300"}, 50));
   const int64_t end = EndOf(client_, "job");
   MustObtain(client_, Acquiring("job", "bob", {"LIMIT", "2"}, 30000));
@@ -1182,7 +1182,7 @@ TEST_F(LingerTest, APermitAfterItsLinger) {
   EXPECT_EQ(HoldersOf(client_, "job"), (Owners{"bob", "carol"}));
 }
 
-TEST_F(LingerTest, TouchAndAskingAgain) {
+TEST_F(LingerTest, TouchKeepsLingerAndReacquireReplacesIt) {
   const int64_t token = MustObtain(client_, Acquiring("job", "alice", Linger()));
   EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "alice", "PX", 30000), Reply::Int(1));
   EXPECT_EQ(HoldOf(client_, "job", "alice").Field("linger-ms"), Reply::Int(kLinger));
@@ -1191,8 +1191,8 @@ TEST_F(LingerTest, TouchAndAskingAgain) {
   EXPECT_LE(client_.Do("PTTL", "job").integer, kMinute + 7);
 }
 
-// A stranger's TTL is set back: to the end of the linger.
-TEST_F(LingerTest, AStrangersTtlIsSetBack) {
+// A TTL set by another client is reverted to the end of the linger.
+TEST_F(LingerTest, ChangedTtlIsRevertedToEndOfLinger) {
   for (const bool ended : {false, true}) {
     StartAfresh();
     MustObtain(client_, Acquiring("job", "bob", {"SHARED"}, 20000));
@@ -1212,7 +1212,7 @@ TEST_F(LingerTest, AStrangersTtlIsSetBack) {
   }
 }
 
-TEST_F(LingerTest, AllLocksOfASet) {
+TEST_F(LingerTest, AllLocksOfSetLinger) {
   MustObtain(client_, Acquiring("a", "alice", {"LINGER", "40000", "ALSO", "1", "b"}, 1));
   ASSERT_TRUE(Eventually(
       [&] { return HoldersOf(client_, "a").empty() && HoldersOf(client_, "b").empty(); }));
@@ -1223,7 +1223,7 @@ TEST_F(LingerTest, AllLocksOfASet) {
   EXPECT_TRUE(bob.Read().IsInteger());
 }
 
-TEST_F(LingerTest, BadLingers) {
+TEST_F(LingerTest, InvalidLingersAreRefused) {
   const std::string range =
       "ERR LINGER must be a whole number from 0 to 86400000 (turnstile.max-lease-ms) in plain "
       "digits, not ";

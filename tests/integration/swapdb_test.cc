@@ -1,4 +1,4 @@
-// SWAPDB while somebody waits: what a replica and the AOF keep is what the primary has.
+// SWAPDB while somebody waits: a replica and the AOF must end up with the data of the primary.
 
 #include <gtest/gtest.h>
 
@@ -12,9 +12,9 @@
 namespace turnstile::testing {
 namespace {
 
-// Alice holds "k" in database 0 and Bob waits for it there. Database 1 has a "k" that has expired
-// and that nobody has removed. Were that key opened while the databases change places, its removal
-// would be replicated before SWAPDB and hit Alice's lock.
+// Alice holds "k" in database 0, and Bob waits for it. Database 1 has an expired "k" that was not
+// removed. If that key were opened while the databases are swapped, its removal would be replicated
+// before SWAPDB and would delete Alice's lock.
 class SwapDbTest : public ::testing::Test {
  protected:
   SwapDbTest() {
@@ -40,7 +40,7 @@ class SwapDbTest : public ::testing::Test {
   int64_t token_ = 0;
 };
 
-TEST_F(SwapDbTest, KeepsALiveLockOnReplicas) {
+TEST_F(SwapDbTest, SwapDbKeepsLiveLockOnReplicas) {
   Server replica({.args = {"--replicaof", "127.0.0.1", std::to_string(server_.port())}});
   Client copy = replica.Connect();
   AwaitSync(copy);
@@ -56,7 +56,7 @@ TEST_F(SwapDbTest, KeepsALiveLockOnReplicas) {
   EXPECT_EQ(copy.Do("LOCK.FENCE", "k", token_), Reply::Int(1));
 }
 
-TEST_F(SwapDbTest, KeepsALiveLockInTheAof) {
+TEST_F(SwapDbTest, SwapDbKeepsLiveLockInAof) {
   Waiter bob(server_, "k", "bob");
   EXPECT_EQ(client_.Do("SWAPDB", 0, 1), Reply::Ok());
   EXPECT_TRUE(bob.Read().IsInteger());

@@ -1,9 +1,9 @@
 // The promise about tokens, measured: a later grant of a lock has a larger token than every earlier
 // one, as long as clock skew plus the lead of the tokens that were lost stays under the margin.
 //
-// Side by side with it, in the same runs, goes the usual way to make fencing tokens: a lock made
-// with SET NX PX, and INCR of a counter for the token. Each test is one row of a table that is
-// printed at the end, for all the tests that ran in the process:
+// In the same runs the usual way to make fencing tokens is measured next to it: a lock made with
+// SET NX PX, and INCR of a counter for the token. Each test is one row of a table that is printed
+// at the end, for all the tests that ran in the process:
 //
 //   turnstile_integration_tests --gtest_filter='TokenProof*'
 
@@ -42,15 +42,15 @@ Milliseconds Lead(Client& client) {
 
 // --- The clock shift -----------------------------------------------------------------------------
 
-// Without it, what follows would prove nothing.
-TEST(ClockShiftTest, MovesTheWallClockOfOneServerWhileItRuns) {
+// Without it, the tests below would prove nothing.
+TEST(ClockShiftTest, MovesWallClockOfRunningServer) {
   ClockShift clock;
   Server server({.load_module = false, .environment = clock.environment()});
   Server other({.load_module = false});
   Client client = server.Connect();
   Client reference = other.Connect();
   const auto expect_ahead = [&](int64_t ms) {
-    // Between two looks at the true time.
+    // Between two readings of the true time.
     const int64_t before = ServerNow(reference);
     const int64_t there = ServerNow(client);
     const int64_t after = ServerNow(reference);
@@ -75,7 +75,7 @@ TEST(ClockShiftTest, MovesTheWallClockOfOneServerWhileItRuns) {
 
 // --- Both kinds of tokens ------------------------------------------------------------------------
 
-// What was handed out by one kind.
+// The tokens issued by one of the two ways.
 class Ledger {
  public:
   void Add(const std::string& lock, const Reply& token) {
@@ -112,7 +112,8 @@ class TokenProofTest : public ::testing::Test {
   }
 
  protected:
-  // Takes every lock so many times, both kinds, each time from whoever has it. The last holds stay.
+  // Acquires every lock so many times in both ways, each time from its current holder. The last
+  // holds stay.
   void TakeTurns(Client& client, int turns) {
     for (int turn = 0; turn < turns; ++turn) {
       const std::string owner = "owner " + std::to_string(++owners_);
@@ -140,7 +141,7 @@ class TokenProofTest : public ::testing::Test {
   void PushClock(Client& client);
   void FailOverAndOver(int rounds, const std::function<seconds(int round)>& skew);
 
-  // The row of this test. The promise is kept, whatever happened.
+  // The row of this test. The promise must have been kept.
   void Conclude(const std::string& what_happened, int rounds) {
     EXPECT_EQ(turnstile_.regressions(), 0);
     std::ostringstream row;
@@ -201,7 +202,7 @@ TEST_F(TokenProofTest, Eviction) {
   int fillers = 0;
   for (int round = 0; round < kRounds; ++round) {
     TakeTurns(client, 5);
-    clock.Set((round + 1) * seconds{10}, client);  // what was used then is old now
+    clock.Set((round + 1) * seconds{10}, client);  // what was used before is old now
     EXPECT_TRUE(Eventually([&] {
       constexpr int kBatch = 100;
       for (int i = 0; i < kBatch; ++i) client.Send("SET", "f:" + std::to_string(++fillers), value);
@@ -224,7 +225,7 @@ TEST_F(TokenProofTest, RewrittenAof) {
   for (int round = 0; round < kRounds; ++round) {
     Client client = server.Connect();
     TakeTurns(client, 5);
-    // With no lock left, only the floor is there to tell the clock.
+    // With no lock left, only the floor carries the clock.
     if (round % 2 == 1) FreeAll(client);
     const std::string forks = InfoField(client, "stats", "total_forks");
     client.Do("BGREWRITEAOF");
@@ -245,8 +246,8 @@ TEST_F(TokenProofTest, RewrittenAof) {
 
 // --- Two servers ---------------------------------------------------------------------------------
 
-// The replica is cut off, the primary goes on granting, all of that is lost, and the replica is
-// promoted.
+// The replica is disconnected, the primary goes on granting, all of that is lost, and the replica
+// is promoted.
 void TokenProofTest::FailOver(Pair& pair) {
   TakeTurns(pair.primary(), 3);
   pair.AwaitReplica();
@@ -257,7 +258,7 @@ void TokenProofTest::FailOver(Pair& pair) {
   pair.Rejoin();
 }
 
-// The replica has heard everything.
+// The replica has received everything.
 void TokenProofTest::FailOverCleanly(Pair& pair) {
   TakeTurns(pair.primary(), 3);
   pair.AwaitReplica();
@@ -265,13 +266,13 @@ void TokenProofTest::FailOverCleanly(Pair& pair) {
   pair.Rejoin();
 }
 
-// The promoted replica's clock is ahead of the old primary's by as much as `skew` says.
+// The promoted replica's clock is ahead of the old primary's by `skew`.
 void TokenProofTest::FailOverAndOver(int rounds, const std::function<seconds(int round)>& skew) {
   Pair pair;
   Milliseconds ahead{0};  // the primary's clock
   for (int round = 0; round < rounds; ++round) {
-    // After a promotion the lead is the margin or more. So much time goes by that the promise holds
-    // again, but no more.
+    // After a promotion the lead is at least the margin. Just enough time passes for the promise to
+    // hold again.
     const Milliseconds distance = std::chrono::abs(skew(round));
     const Milliseconds most = kDefaultMargin - distance - Milliseconds{100};
     ahead += std::max(Lead(pair.primary()) - most, Milliseconds{0});
@@ -307,8 +308,8 @@ TEST_F(TokenProofTest, LossyFailoversBackAndForth) {
   Conclude("the same, back and forth between two servers 5 s apart", kRounds);
 }
 
-// The lead is more than the promise covers from the second failover on. What makes it good is that
-// the replica has heard where the clock stood, and starts three seconds above that.
+// From the second failover on the lead is more than the promise covers. It still holds, because the
+// replica received the position of the clock, and starts three seconds above it.
 TEST_F(TokenProofTest, LossyFailoversInQuickSuccession) {
   constexpr int kRounds = 30;
   Pair pair;
@@ -318,7 +319,7 @@ TEST_F(TokenProofTest, LossyFailoversInQuickSuccession) {
   Conclude("the same, in quick succession", kRounds);
 }
 
-// Takes a lock with the highest FLOOR that the server accepts.
+// Acquires a lock with the highest FLOOR that the server accepts.
 void TokenProofTest::PushClock(Client& client) {
   const std::string& lock = kLocks.front();
   client.Do("DEL", lock);
@@ -348,7 +349,7 @@ TEST_F(TokenProofTest, FloorThenACleanAndALossyFailover) {
            kRounds);
 }
 
-// The clock is pushed when the lead of the start has melted: the other half of the margin covers
+// The clock is pushed when the lead of the start is used up: the other half of the margin covers
 // what is lost.
 TEST_F(TokenProofTest, FloorThenALossyFailover) {
   constexpr int kRounds = 5;
@@ -381,7 +382,7 @@ TEST_F(TokenProofTest, QuickRestartsWithAnAof) {
   Conclude("AOF, `kill -9`, restart, in quick succession", kRounds);
 }
 
-// --- Where the promise ends ----------------------------------------------------------------------
+// --- The boundary of the promise -----------------------------------------------------------------
 
 class TokenProofBoundaryTest : public ::testing::Test {
  protected:
@@ -394,9 +395,9 @@ class TokenProofBoundaryTest : public ::testing::Test {
               Reply::Ok());
   }
 
-  // The primary grants under a token that leads its clock by `lead`, and dies. A replica whose
-  // clock is `skew` behind, and that has heard nothing for a minute, is promoted and grants the
-  // same lock. Whether that token is not above the lost one.
+  // The primary grants a token that leads its clock by `lead`, and crashes. A replica whose clock
+  // is `skew` behind, and that has received nothing for a minute, is promoted and grants the same
+  // lock. Returns whether that token fails to exceed the lost one.
   bool Regresses(Milliseconds skew, Milliseconds lead) {
     passed_ += seconds{60};
     pair_.SetClocks(passed_, -skew);
@@ -419,7 +420,7 @@ class TokenProofBoundaryTest : public ::testing::Test {
   seconds passed_{0};
 };
 
-TEST_F(TokenProofBoundaryTest, IsTheMargin) {
+TEST_F(TokenProofBoundaryTest, TokensRiseExactlyWithinMargin) {
   std::ostringstream table;
   table
       << "\n| lead of the lost token | largest skew without a regression | smallest skew with one "
@@ -428,13 +429,13 @@ TEST_F(TokenProofBoundaryTest, IsTheMargin) {
     const Milliseconds lead{lead_ms};
     constexpr Milliseconds kStep{500};
     constexpr Milliseconds kFine{1};
-    // Inside the promise, up to its edge, every time.
+    // Within the promise, up to its boundary, every time.
     for (const Milliseconds left : {kMargin, kMargin / 2, Milliseconds{100}, Milliseconds{1}}) {
       for (int i = 0; i < 5 && lead + left <= kMargin; ++i) {
         EXPECT_FALSE(Regresses(kMargin - lead - left, lead)) << lead_ms << " " << left.count();
       }
     }
-    // Well outside. (The time between the two grants helps, if the machine is busy.)
+    // Well outside. (The time between the two grants helps if the machine is busy.)
     EXPECT_TRUE(Eventually([&] { return Regresses(kMargin - lead + seconds{1}, lead); }));
 
     Milliseconds good{0};

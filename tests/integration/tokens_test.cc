@@ -1,4 +1,4 @@
-// Fencing tokens only rise, whatever happens to the keys, the files and the servers.
+// Fencing tokens only increase, whatever happens to keys, files and servers.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kMaxToken = (int64_t{1} << 53) - 1;
 constexpr int64_t kDefaultMargin = 30000;
-constexpr int64_t kStartStep = 3'000'000;  // what a start adds to the highest token known
+constexpr int64_t kStartStep = 3'000'000;  // what a start adds to the highest known token
 
 int64_t InfoNumber(Client& client, const std::string& section, const std::string& field) {
   const std::string info = client.Do("INFO", section).text;
@@ -46,7 +46,7 @@ std::vector<std::string> Margin(int64_t ms, std::vector<std::string> args = {}) 
 const std::vector<std::string> kAof = {"--appendonly", "yes", "--appendfsync", "always"};
 
 // A new hold of the lock, whoever held it before.
-int64_t TakeAnew(Client& client, const char* key = "job") {
+int64_t AcquireNewHold(Client& client, const char* key = "job") {
   client.Do("DEL", key);
   return MustAcquire(client, key, "me");
 }
@@ -60,7 +60,7 @@ void AwaitLink(Client& replica) {
       Milliseconds{20000}));
 }
 
-TEST(TokensTest, RiseWhateverEndsTheHold) {
+TEST(TokensTest, TokensRiseHoweverHoldEnds) {
   Server server;
   Client client = server.Connect();
   int64_t last = LastToken(client);
@@ -87,7 +87,7 @@ TEST(TokensTest, RiseWhateverEndsTheHold) {
   EXPECT_GT(MustAcquire(client, "job", "me"), last) << "after the end of the lease";
 }
 
-TEST(TokensTest, StayWhileTheHoldLasts) {
+TEST(TokensTest, TokenIsKeptWhileHoldLasts) {
   Server server;
   Client client = server.Connect();
   const int64_t token = MustAcquire(client, "job", "me");
@@ -99,8 +99,8 @@ TEST(TokensTest, StayWhileTheHoldLasts) {
   EXPECT_EQ(MustAcquire(client, "task", "me"), token);
 }
 
-// Without a margin nothing but the last token keeps two grants in one microsecond apart.
-TEST(TokensTest, ManyInOneMoment) {
+// Without a margin only the last token separates two grants within one microsecond.
+TEST(TokensTest, TokensRiseWithinOneMicrosecond) {
   for (const int64_t margin : {int64_t{0}, kDefaultMargin}) {
     Server server({.args = Margin(margin)});
     Client client = server.Connect();
@@ -142,7 +142,7 @@ TEST(TokensTest, ManyInOneMoment) {
   }
 }
 
-TEST(TokensTest, LeadTheWallClockByTheMarginAfterAStart) {
+TEST(TokensTest, TokensLeadWallClockByMarginAfterStart) {
   for (const int64_t margin : {int64_t{0}, int64_t{5000}, kDefaultMargin, int64_t{600'000}}) {
     Server server({.args = Margin(margin)});
     Client client = server.Connect();
@@ -153,7 +153,7 @@ TEST(TokensTest, LeadTheWallClockByTheMarginAfterAStart) {
     const int64_t token = MustAcquire(client, "job", "me");
     EXPECT_LE(token, 1000 * (ServerNow(client) + 1 + margin));
     EXPECT_GT(token, before + 1000 * (margin - kPatience.count()));
-    // It melts away: the wall clock goes on, the token clock waits for it.
+    // The lead shrinks: the wall clock advances, the token clock does not.
     EXPECT_TRUE(Eventually([&] { return Lead(client) < lead || lead == 0; }));
   }
   Server server;
@@ -162,14 +162,14 @@ TEST(TokensTest, LeadTheWallClockByTheMarginAfterAStart) {
   EXPECT_GT(Lead(client), kDefaultMargin - kPatience.count());
 }
 
-// Nothing survives but time, which has passed.
-TEST(TokensTest, RiseAcrossCrashesWithoutPersistence) {
+// Nothing survives, but time has passed.
+TEST(TokensTest, TokensRiseAcrossCrashesWithoutPersistence) {
   Server server;
   int64_t last = 0;
   for (int life = 0; life < 25; life++) {
     Client client = server.Connect();
     for (int i = 0; i < 20; i++) {
-      const int64_t token = TakeAnew(client);
+      const int64_t token = AcquireNewHold(client);
       ASSERT_GT(token, last) << "life " << life;
       last = token;
     }
@@ -178,13 +178,13 @@ TEST(TokensTest, RiseAcrossCrashesWithoutPersistence) {
   }
 }
 
-TEST(TokensTest, RiseAcrossRestartsWithAnRdbOrAnAof) {
+TEST(TokensTest, TokensRiseAcrossRestartsWithRdbOrAof) {
   for (const bool aof : {false, true}) {
     Server server({.args = aof ? kAof : std::vector<std::string>{}});
     int64_t last = 0;
     for (int life = 0; life < 4; life++) {
       Client client = server.Connect();
-      EXPECT_GT(TakeAnew(client), last) << "life " << life;
+      EXPECT_GT(AcquireNewHold(client), last) << "life " << life;
       EXPECT_EQ(aof ? Reply::Ok() : client.Do("SAVE"), Reply::Ok());
       last = LastToken(client);
       server.Kill9();
@@ -195,10 +195,10 @@ TEST(TokensTest, RiseAcrossRestartsWithAnRdbOrAnAof) {
   }
 }
 
-// The last token of a server whose locks are all gone is in the AOF (as the floor and the facts).
-// It is in the RDB too, while it leads the wall clock, on servers that can write such a record only
-// sometimes: all but 7.0. There it is never written, as docs/guarantees.md says.
-TEST(TokensTest, WhatCarriesTheClockWhenNoLockIsLeft) {
+// If no locks are left, the AOF carries the last token (as the floor and the facts). The RDB does
+// too, while the token leads the wall clock, on servers that can write such a record conditionally:
+// all but 7.0. There it is never written, as docs/guarantees.md says.
+TEST(TokensTest, AofAndRdbCarryClockWithoutLocks) {
   for (const bool aof : {false, true}) {
     Server server({.args = Margin(600'000, aof ? kAof : std::vector<std::string>{})});
     Client client = server.Connect();
@@ -227,7 +227,7 @@ TEST(TokensTest, RdbWithoutLocksLoadsWithoutTheModule) {
   EXPECT_EQ(server.Connect().Do("GET", "key"), Reply::Str("value"));
 }
 
-TEST(TokensTest, ThirtyQuickRestartsHardlyAddUp) {
+TEST(TokensTest, ThirtyQuickRestartsAddLittleLead) {
   Server server({.args = Margin(kDefaultMargin, kAof)});
   Client client = server.Connect();
   int64_t last = MustAcquire(client, "job", "me");
@@ -235,18 +235,18 @@ TEST(TokensTest, ThirtyQuickRestartsHardlyAddUp) {
     server.Kill9();
     ASSERT_TRUE(server.Restart());
     client = server.Connect();
-    const int64_t token = TakeAnew(client);
+    const int64_t token = AcquireNewHold(client);
     EXPECT_GT(token, last) << "life " << life;
-    // The margin, or three seconds more than there was.
+    // The margin, or three seconds more than before.
     EXPECT_LE(token, std::max(last + kStartStep + 10, 1000 * (ServerNow(client) + kDefaultMargin)));
     last = token;
   }
   EXPECT_LE(Lead(client), kDefaultMargin + 30 * kStartStep / 1000);
 }
 
-// --- A server on which nobody locks --------------------------------------------------------------
+// --- A server without locks ----------------------------------------------------------------------
 
-TEST(TokensTest, NothingIsWrittenWhereNobodyLocks) {
+TEST(TokensTest, NothingIsWrittenWithoutLocks) {
   Server server({.args = Margin(kDefaultMargin, kAof)});
   Server replica({.args = {"--replicaof", "127.0.0.1", std::to_string(server.port())}});
   Client client = server.Connect();
@@ -255,11 +255,11 @@ TEST(TokensTest, NothingIsWrittenWhereNobodyLocks) {
   EXPECT_EQ(client.Do("SET", "key", "value"), Reply::Ok());
   EXPECT_EQ(client.Do("WAIT", 1, kPatience.count()), Reply::Int(1));
   EXPECT_EQ(copy.Do("REPLICAOF", "NO", "ONE"), Reply::Ok());
-  // Refused while the process that fed the replica has not been waited for.
+  // Refused until the server has reaped the child process of the replica's sync.
   EXPECT_TRUE(Eventually([&] { return client.Do("SAVE") == Reply::Ok(); }));
   EXPECT_EQ(InfoField(client, "persistence", "rdb_changes_since_last_save"), "0");
   EXPECT_EQ(ReadAof(server.dir()), (Commands{{"SELECT", "0"}, {"SET", "key", "value"}}));
-  // The module can be left out at any restart.
+  // The module can be removed at any restart.
   server.options().load_module = false;
   for (const char* aof : {"yes", "no"}) {
     server.options().args = {"--appendonly", aof};
@@ -270,7 +270,7 @@ TEST(TokensTest, NothingIsWrittenWhereNobodyLocks) {
 
 // --- Other servers -------------------------------------------------------------------------------
 
-TEST(TokensTest, RestoredLockRaisesTheClock) {
+TEST(TokensTest, RestoredLockRaisesClock) {
   Server ahead({.args = Margin(600'000)});
   Server behind({.args = Margin(0)});
   Client from = ahead.Connect();
@@ -291,10 +291,10 @@ TEST(TokensTest, RestoredLockRaisesTheClock) {
 }
 
 // A replica that missed the last tokens, or all of them, is promoted.
-TEST(TokensTest, RiseAcrossAFailoverThatLostWrites) {
+TEST(TokensTest, TokensRiseAcrossLossyFailover) {
   for (const bool saw_some : {true, false}) {
     Server primary({.args = {"--repl-diskless-sync", "no"}});
-    // It never was a primary, so its clock knows nothing of its own.
+    // It never was a primary, so its clock has no value of its own.
     Server replica({.args = {"--replicaof", "127.0.0.1", std::to_string(primary.port())}});
     Client client = primary.Connect();
     Client copy = replica.Connect();
@@ -304,17 +304,17 @@ TEST(TokensTest, RiseAcrossAFailoverThatLostWrites) {
       last = MustAcquire(client, "job", "me");
       EXPECT_EQ(client.Do("WAIT", 1, kPatience.count()), Reply::Int(1));
     }
-    // Cut off, but not promoted yet.
+    // Disconnected, but not promoted yet.
     EXPECT_EQ(copy.Do("REPLICAOF", "127.0.0.1", 1), Reply::Ok());
-    for (int i = 0; i < 100; i++) last = TakeAnew(client);
+    for (int i = 0; i < 100; i++) last = AcquireNewHold(client);
     EXPECT_LT(LastToken(copy), last);
     primary.Kill9();
     EXPECT_EQ(copy.Do("REPLICAOF", "NO", "ONE"), Reply::Ok());
-    EXPECT_GT(TakeAnew(copy), last);
+    EXPECT_GT(AcquireNewHold(copy), last);
   }
 }
 
-// A primary that is demoted and promoted again starts from a new floor, and tells so.
+// A primary that is demoted and promoted again starts from a new floor, and replicates it.
 TEST(TokensTest, EachPromotionAddsThreeSeconds) {
   Server server({.args = Margin(kDefaultMargin, kAof)});
   Client client = server.Connect();
@@ -331,7 +331,7 @@ TEST(TokensTest, EachPromotionAddsThreeSeconds) {
 
 // --- How far a client can push the clock -----------------------------------------------------
 
-TEST(TokensTest, FloorIsBoundedByTheMarginAndTheStart) {
+TEST(TokensTest, FloorIsBoundedByMarginAndStart) {
   ClockShift clock;
   Server server({.environment = clock.environment()});
   Client client = server.Connect();
@@ -341,30 +341,30 @@ TEST(TokensTest, FloorIsBoundedByTheMarginAndTheStart) {
     return client.Do("LOCK.ACQUIRE", "job", "me", "PX", kMinute, "FLOOR", floor);
   };
   const auto seconds = [](int64_t count) { return count * 1'000'000; };
-  // Just after the start, by which the clock leads by one margin: half a margin more.
+  // Just after the start the clock leads by one margin: half a margin more is allowed.
   EXPECT_TRUE(ask(started + seconds(46)).IsError("ERR FLOOR is too far ahead"));
   const int64_t first = started + seconds(45) - seconds(10);
   EXPECT_EQ(ask(first), Reply::Int(first));
-  // Half a margin ahead of the wall clock, when the lead has melted.
+  // Half a margin ahead of the wall clock, once the lead is used up.
   clock.Set(std::chrono::minutes{10}, client);
   const int64_t later = 1000 * ServerNow(client);
   EXPECT_TRUE(ask(later + seconds(25)).IsError("ERR FLOOR is too far ahead"));
   EXPECT_EQ(ask(later + seconds(14)), Reply::Int(later + seconds(14)));
-  // A promotion brings a margin, and no half.
+  // A promotion adds a margin, but not the half.
   EXPECT_EQ(client.Do("REPLICAOF", "127.0.0.1", 1), Reply::Ok());
   EXPECT_EQ(client.Do("REPLICAOF", "NO", "ONE"), Reply::Ok());
   const int64_t noted = LastToken(client);
   EXPECT_GE(noted, later + seconds(30));
   EXPECT_TRUE(ask(noted + 1).IsError("ERR FLOOR is too far ahead"));
   EXPECT_EQ(ask(noted), Reply::Int(noted + 1));
-  // The setting counts as it is now.
+  // The current value of the setting counts.
   EXPECT_EQ(client.Do("CONFIG", "SET", "turnstile.token-margin-ms", 600'000), Reply::Ok());
   EXPECT_EQ(ask(later + seconds(240)), Reply::Int(later + seconds(240)));
 }
 
-// --- The end of the tokens -----------------------------------------------------------------------
+// --- Exhausted tokens ----------------------------------------------------------------------------
 
-TEST(TokensTest, AtTheEndNothingNewIsGrantedAndWhatIsHeldStays) {
+TEST(TokensTest, ExhaustedTokensGrantNothingNewAndKeepHolds) {
   constexpr int64_t almost = kMaxToken - 1 - kStartStep;
   Server server;
   server.Stop();
@@ -401,7 +401,7 @@ TEST(TokensTest, AtTheEndNothingNewIsGrantedAndWhatIsHeldStays) {
   EXPECT_EQ(client.Do("LOCK.RELEASE", "last", "me"), Reply::Int(1));
   EXPECT_TRUE(client.Do("LOCK.ACQUIRE", "held", "me", "PX", kMinute).IsError(refusal));
 
-  // No margin, restart or failover helps, and none goes beyond.
+  // No margin, restart or failover helps, and none goes beyond the last token.
   server.options().args = Margin(kDefaultMargin, kAof);
   server.Kill9();
   ASSERT_TRUE(server.Restart());
@@ -419,14 +419,14 @@ TEST(TokensTest, AtTheEndNothingNewIsGrantedAndWhatIsHeldStays) {
             Reply::Int(almost));
 }
 
-// The clock that has come far ahead in several lives is not lost with the old AOF.
-TEST(TokensTest, RiseAcrossARewriteOfTheAof) {
+// A clock that is far ahead after several starts is not lost with the old AOF.
+TEST(TokensTest, TokensRiseAcrossAofRewrite) {
   for (const char* preamble : {"yes", "no"}) {
     SCOPED_TRACE(preamble);
     Server server({.args = {"--appendonly", "yes", "--appendfsync", "always",
                             "--aof-use-rdb-preamble", preamble}});
     Client client = server.Connect();
-    for (int life = 0; life < 3; ++life) {  // each comes further ahead
+    for (int life = 0; life < 3; ++life) {  // each start is further ahead
       MustAcquire(client, "job", "me");
       server.Kill9();
       ASSERT_TRUE(server.Restart());
@@ -447,7 +447,7 @@ TEST(TokensTest, RiseAcrossARewriteOfTheAof) {
   }
 }
 
-TEST(TokensTest, RiseAcrossAFullSyncAndAPromotion) {
+TEST(TokensTest, TokensRiseAcrossFullSyncAndPromotion) {
   Server primary({.args = {"--appendonly", "yes", "--repl-diskless-sync", "no"}});
   Client client = primary.Connect();
   for (int life = 0; life < 3; ++life) {

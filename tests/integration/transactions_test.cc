@@ -1,4 +1,4 @@
-// Locks inside MULTI, scripts and functions, and what WATCH and client-side caching see of them.
+// Locks in MULTI, scripts and functions, and their effect on WATCH and client-side caching.
 
 #include <gtest/gtest.h>
 
@@ -47,7 +47,7 @@ class TransactionsTest : public SharedServerTest<TransactionsTest> {
 
 // --- MULTI ------------------------------------------------------------------------------------
 
-TEST_F(TransactionsTest, CommandsInATransaction) {
+TEST_F(TransactionsTest, CommandsWorkInTransaction) {
   const Reply results = Transaction({{"LOCK.ACQUIRE", "job", "alice", "PX", "60000"},
                                      {"LOCK.ACQUIRE", "job", "bob", "PX", "60000"},
                                      {"LOCK.ACQUIRE", "job", "alice", "PX", "60000"},
@@ -64,15 +64,15 @@ TEST_F(TransactionsTest, CommandsInATransaction) {
                                    Reply::Int(0), Reply::Int(1), Reply::Nil()}));
 }
 
-TEST_F(TransactionsTest, AMistakeInATransaction) {
-  // What the server itself can see aborts the transaction.
+TEST_F(TransactionsTest, InvalidCommandAbortsTransactionOrFailsAlone) {
+  // Errors that the server itself detects abort the transaction.
   Do({"MULTI"});
   EXPECT_TRUE(Do({"LOCK.HELP", "job"}).IsError("ERR wrong number of arguments"));
   EXPECT_EQ(Do({"LOCK.ACQUIRE", "job", "alice", "PX", "60000"}), Reply::Queued());
   EXPECT_TRUE(Do({"EXEC"}).IsError("EXECABORT"));
   EXPECT_EQ(Do({"EXISTS", "job"}), Reply::Int(0));
 
-  // What only we can see is one command's error, as everywhere in Redis.
+  // Errors that only the module detects fail one command, as usual in Redis.
   const Reply results = Transaction({{"LOCK.ACQUIRE", "job", "alice", "PX", "-1"},
                                      {"LOCK.ACQUIRE", "job", "alice"},
                                      {"LOCK.ACQUIRE"},
@@ -84,9 +84,9 @@ TEST_F(TransactionsTest, AMistakeInATransaction) {
   EXPECT_TRUE(results.elements[3].IsInteger()) << results;
 }
 
-// Inside a transaction the server's clock stands still and it still shows a key whose time is over.
-// Ours does not: a lease is over when it is over.
-TEST_F(TransactionsTest, ALeaseThatEndsInsideATransaction) {
+// Inside a transaction the server's clock stands still, and it still returns expired keys. The
+// module's clock does not: a lease ends on time.
+TEST_F(TransactionsTest, LeaseEndsInsideTransaction) {
   const Reply results = Transaction({{"LOCK.ACQUIRE", "job", "alice", "PX", "10"},
                                      {"DEBUG", "SLEEP", "0.02"},
                                      {"EXISTS", "job"},
@@ -110,7 +110,7 @@ TEST_F(TransactionsTest, ALeaseThatEndsInsideATransaction) {
 
 class WatchTest : public TransactionsTest {
  protected:
-  // Whether a transaction that watches the lock is aborted by what somebody does meanwhile.
+  // Whether a transaction that watches the lock is aborted by this command of another client.
   bool Aborts(const std::function<void()>& meanwhile) {
     EXPECT_EQ(Do({"WATCH", "job"}), Reply::Ok());
     meanwhile();
@@ -127,14 +127,14 @@ class WatchTest : public TransactionsTest {
   }
 };
 
-TEST_F(WatchTest, AbortsWhenTheLockChanges) {
+TEST_F(WatchTest, AbortsWhenLockChanges) {
   EXPECT_TRUE(AbortsOn({"LOCK.ACQUIRE", "job", "alice", "PX", "60000"}));
   EXPECT_TRUE(AbortsOn({"LOCK.ACQUIRE", "job", "alice", "PX", "50000"})) << "asked again";
   EXPECT_TRUE(AbortsOn({"LOCK.TOUCH", "job", "alice", "PX", "60000"}));
   EXPECT_TRUE(AbortsOn({"LOCK.RELEASE", "job", "alice"}));
 }
 
-TEST_F(WatchTest, AbortsWhenTheLockIsLost) {
+TEST_F(WatchTest, AbortsWhenLockIsLost) {
   MustAcquire(other_, "job", "alice");
   EXPECT_TRUE(AbortsOn({"DEL", "job"}));
 
@@ -143,7 +143,7 @@ TEST_F(WatchTest, AbortsWhenTheLockIsLost) {
     AwaitEnd();
   }));
 
-  // Expired and stolen: not the lock that was watched.
+  // Expired and acquired by another owner: not the lock that was watched.
   MustAcquire(other_, "job", "alice", 100);
   EXPECT_TRUE(Aborts([&] {
     AwaitEnd();
@@ -165,8 +165,8 @@ TEST_F(WatchTest, DoesNotAbortWhenNothingChanges) {
   EXPECT_FALSE(AbortsOn({"LOCK.ACQUIRE", "job", "bob", "PX", "60000"})) << "refused";
 }
 
-// A guarded write as it can be done today: nothing happens unless the token is still current.
-TEST_F(WatchTest, GuardsAWrite) {
+// A guarded write with WATCH: nothing happens unless the token is still current.
+TEST_F(WatchTest, WatchGuardsWrite) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   EXPECT_EQ(Do({"WATCH", "job"}), Reply::Ok());
   EXPECT_EQ(Do({"LOCK.FENCE", "job", std::to_string(token)}), Reply::Int(1));
@@ -178,7 +178,7 @@ TEST_F(WatchTest, GuardsAWrite) {
 
 // --- Scripts ----------------------------------------------------------------------------------
 
-TEST_F(TransactionsTest, CommandsInAScript) {
+TEST_F(TransactionsTest, CommandsWorkInScript) {
   const std::string acquire = "return redis.call('LOCK.ACQUIRE', KEYS[1], ARGV[1], 'PX', 60000)";
   const Reply token = Eval(acquire, {"alice"});
   EXPECT_TRUE(token.IsInteger()) << token;
@@ -197,7 +197,7 @@ TEST_F(TransactionsTest, CommandsInAScript) {
   EXPECT_EQ(Do({"EXISTS", "job"}), Reply::Int(0));
 }
 
-TEST_F(TransactionsTest, InfoInAScriptThatSpeaksResp3) {
+TEST_F(TransactionsTest, InfoWorksInResp3Script) {
   MustAcquire(client_, "job", "alice");
   EXPECT_EQ(Eval("redis.setresp(3)"
                  "local info = redis.call('LOCK.INFO', KEYS[1]).map "
@@ -206,17 +206,17 @@ TEST_F(TransactionsTest, InfoInAScriptThatSpeaksResp3) {
             Reply::Array({Reply::Str("exclusive"), Reply::Str("alice"), Reply::Str("false")}));
 }
 
-TEST_F(TransactionsTest, AMistakeInAScript) {
+TEST_F(TransactionsTest, InvalidCommandInScriptReturnsError) {
   const Reply error = Eval("return redis.call('LOCK.ACQUIRE', KEYS[1], 'alice', 'PX', 'soon')");
   EXPECT_TRUE(error.IsError("ERR PX must be a whole number")) << error;
   EXPECT_EQ(Eval("return redis.pcall('LOCK.RELEASE', KEYS[1], '').err ~= nil"), Reply::Int(1));
 }
 
-TEST_F(TransactionsTest, ReadOnlyScriptsOnlyLook) {
+TEST_F(TransactionsTest, ReadOnlyScriptsMayOnlyReadLocks) {
   MustAcquire(client_, "job", "alice");
   const std::string info = "return redis.call('LOCK.INFO', KEYS[1])[2]";
   EXPECT_EQ(RunScript("EVAL_RO", info, {}), Reply::Str("exclusive"));
-  // LOCK.FENCE is for those who are about to write.
+  // LOCK.FENCE is meant for clients that are about to write.
   for (const char* call :
        {"'LOCK.ACQUIRE', KEYS[1], 'alice', 'PX', 60000", "'LOCK.RELEASE', KEYS[1], 'alice'",
         "'LOCK.TOUCH', KEYS[1], 'alice', 'PX', 60000", "'LOCK.FENCE', KEYS[1]",
@@ -229,7 +229,7 @@ TEST_F(TransactionsTest, ReadOnlyScriptsOnlyLook) {
 }
 
 // As in a transaction: the server's clock stands still in a script, a lease does not.
-TEST_F(TransactionsTest, AScriptThatOutlivesALease) {
+TEST_F(TransactionsTest, LeaseEndsInsideScript) {
   const Reply results = Eval(std::string(kLuaNow) + R"(
     local function outlive(lease)
       redis.call('LOCK.ACQUIRE', KEYS[1], 'alice', 'PX', lease)
@@ -256,7 +256,7 @@ TEST_F(TransactionsTest, AScriptThatOutlivesALease) {
   EXPECT_EQ(Do({"LOCK.FENCE", "job", std::to_string(bobs.integer)}), Reply::Int(1));
 }
 
-TEST_F(TransactionsTest, CommandsInFunctions) {
+TEST_F(TransactionsTest, CommandsWorkInFunctions) {
   EXPECT_EQ(Do({"FUNCTION", "LOAD", "REPLACE", R"(#!lua name=locks
     redis.register_function('take', function(keys, args)
       return redis.call('LOCK.ACQUIRE', keys[1], args[1], 'PX', 60000)
@@ -278,11 +278,11 @@ TEST_F(TransactionsTest, CommandsInFunctions) {
 
 // --- Client-side caching ----------------------------------------------------------------------
 
-TEST_F(TransactionsTest, CachesAreInvalidatedWhenTheLockChanges) {
+TEST_F(TransactionsTest, ClientCachesAreInvalidatedWhenLockChanges) {
   RawConnection cache = server().ConnectRaw();
   cache.Hello(3);
   EXPECT_EQ(cache.Do("CLIENT", "TRACKING", "ON"), Reply::Ok());
-  // Which keys a client that has just looked at the lock is told to forget.
+  // The keys that a client that has just read the lock is told to invalidate.
   const auto forgotten = [&](const std::function<void()>& meanwhile) {
     cache.Do("LOCK.INFO", "job");
     cache.pushes().clear();
@@ -310,7 +310,7 @@ TEST_F(TransactionsTest, CachesAreInvalidatedWhenTheLockChanges) {
   EXPECT_EQ(forgotten_on({"LOCK.TOUCH", "job", "alice", "PX", "60000"}), job);
   EXPECT_EQ(forgotten_on({"LOCK.RELEASE", "job", "bob"}), nothing);
   EXPECT_EQ(forgotten_on({"LOCK.RELEASE", "job", "alice"}), job);
-  // On a slow machine the lease may be over before the client has looked: then once more.
+  // On a slow machine the lease may end before the client has read the lock: then try again.
   EXPECT_TRUE(Eventually([&] {
     MustAcquire(other_, "job", "alice", 50);
     return forgotten([&] { AwaitEnd(); }) == job;

@@ -1,4 +1,4 @@
-// Every way in which a wait can end without a grant, and everything that keeps a grant back.
+// Every way in which a wait can end without a grant, and everything that delays a grant.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ namespace {
 
 using Owners = std::vector<std::string>;
 
-class ExitsTest : public SharedWaitingTest<ExitsTest> {
+class WaitExitsTest : public SharedWaitingTest<WaitExitsTest> {
  protected:
   Reply Release(std::string_view key, std::string_view owner) {
     return client_.Do("LOCK.RELEASE", key, owner);
@@ -36,13 +36,13 @@ class ExitsTest : public SharedWaitingTest<ExitsTest> {
   }
 };
 
-// --- Leaving the line -------------------------------------------------------------------------
+// --- Leaving the queue ------------------------------------------------------------------------
 
 struct Exit {
   const char* name;
   std::function<void(RawWaiter&, Client&)> leave;
-  // What the one who leaves still hears.
-  std::function<bool(RawConnection&)> hears;
+  // What the leaving client still receives.
+  std::function<bool(RawConnection&)> receives;
 };
 
 const std::vector<Exit> kExits = {
@@ -74,7 +74,7 @@ const std::vector<Exit> kExits = {
      [](RawConnection& /*connection*/) { return true; }},
 };
 
-TEST_F(ExitsTest, ThoseBehindMoveUp) {
+TEST_F(WaitExitsTest, QueueAdvancesHoweverWaiterLeaves) {
   for (const Exit& exit : kExits) {
     for (const size_t place : {0U, 1U, 2U}) {
       SCOPED_TRACE(std::string(exit.name) + ", place " + std::to_string(place));
@@ -93,7 +93,7 @@ TEST_F(ExitsTest, ThoseBehindMoveUp) {
         }
       }
       exit.leave(leaver, client_);
-      ASSERT_TRUE(exit.hears(leaver.connection));
+      ASSERT_TRUE(exit.receives(leaver.connection));
       ASSERT_TRUE(LineBecomes("job", line));
       EXPECT_EQ(WaitersNow(client_), "2");
       EXPECT_EQ(HolderOf(client_, "job"), "alice");
@@ -105,8 +105,8 @@ TEST_F(ExitsTest, ThoseBehindMoveUp) {
   }
 }
 
-// Release and leave in one pass: the place is gone before anybody is served.
-TEST_F(ExitsTest, WhoLeavesInThePassOfTheReleaseGetsNothing) {
+// Release and leave in one pass: the waiter is gone before anybody is served.
+TEST_F(WaitExitsTest, WaiterLeavingInPassOfReleaseGetsNothing) {
   for (const char* how : {"TIMEOUT", "ERROR", "KILL"}) {
     SCOPED_TRACE(how);
     StartAfresh();
@@ -131,7 +131,7 @@ TEST_F(ExitsTest, WhoLeavesInThePassOfTheReleaseGetsNothing) {
   }
 }
 
-TEST_F(ExitsTest, AllAtOnce) {
+TEST_F(WaitExitsTest, AllWaitersCanBeKilledAtOnce) {
   MustAcquire(client_, "job", "alice");
   MustAcquire(client_, "task", "alice");
   std::vector<Waiter> waiters;
@@ -145,7 +145,7 @@ TEST_F(ExitsTest, AllAtOnce) {
   EXPECT_EQ(HolderOf(client_, "job"), "alice");
 }
 
-TEST_F(ExitsTest, CommandsBehindTheWaitKeepTheirOrder) {
+TEST_F(WaitExitsTest, PipelinedCommandsAfterWaitKeepTheirOrder) {
   const auto expect_order = [this](const std::string& how, const std::function<void(int64_t)>& end,
                                    const std::function<bool(const Reply&)>& expected) {
     SCOPED_TRACE(how);
@@ -181,7 +181,7 @@ TEST_F(ExitsTest, CommandsBehindTheWaitKeepTheirOrder) {
       [](const Reply& reply) { return reply.IsError("UNBLOCKED"); });
 }
 
-TEST_F(ExitsTest, Resp3) {
+TEST_F(WaitExitsTest, Resp3RepliesWithNullOnTimeOut) {
   MustAcquire(client_, "job", "alice");
   RawWaiter bob(server());
   bob.connection.Hello(3);
@@ -197,7 +197,7 @@ TEST_F(ExitsTest, Resp3) {
 
 // --- Time -------------------------------------------------------------------------------------
 
-TEST_F(ExitsTest, TimeOutsAreExact) {
+TEST_F(WaitExitsTest, TimeOutsAreExact) {
   MustAcquire(client_, "job", "alice");
   constexpr Milliseconds kWait{55};
   std::vector<double> late_ms;
@@ -216,7 +216,7 @@ TEST_F(ExitsTest, TimeOutsAreExact) {
   EXPECT_EQ(WaitersNow(client_), "0");
 }
 
-TEST_F(ExitsTest, EachHasItsOwnTime) {
+TEST_F(WaitExitsTest, EachWaitHasItsOwnTimeOut) {
   MustAcquire(client_, "job", "alice");
   Waiter first(server(), "job", "first", {.wait_ms = 500});
   Waiter second(server(), "job", "second", {.wait_ms = 250});
@@ -231,7 +231,7 @@ TEST_F(ExitsTest, EachHasItsOwnTime) {
 }
 
 // Leases follow the wall clock, waits do not.
-TEST(SteppedClockTest, AWaitIsAsLongAsItWasAskedFor) {
+TEST(SteppedClockTest, ClockStepsDoNotChangeLengthOfWait) {
   constexpr int64_t kHour = 60 * kMinute;
   ClockShift clock;
   const Server server({.environment = clock.environment()});
@@ -257,10 +257,10 @@ TEST(SteppedClockTest, AWaitIsAsLongAsItWasAskedFor) {
   EXPECT_LT(std::stod(InfoField(client, "turnstile", "turnstile_wait_p999_ms")), kHour);
 }
 
-// After a step forward the alarm for what is due next is not where it was thought to be.
-TEST(SteppedClockTest, AShorterWaitAfterAStepForwardEndsInTime) {
+// After a step forward the timer for the next due work no longer fires when expected.
+TEST(SteppedClockTest, ShorterWaitAfterClockStepForwardEndsInTime) {
   ClockShift clock;
-  // Between two turns of its cron an idle server has only its timers.
+  // Between two runs of its cron an idle server has only its timers.
   const Server server({.args = {"--hz", "1"}, .environment = clock.environment()});
   Client client = server.Connect();
   constexpr int64_t kHour = 60 * kMinute;
@@ -277,14 +277,15 @@ TEST(SteppedClockTest, AShorterWaitAfterAStepForwardEndsInTime) {
   EXPECT_LT(took[took.size() / 2], Milliseconds{500}) << "a turn of the cron takes a second";
 }
 
-// bob's lease was over when carol came to the line, and is not any more when the clock has been set
-// back. alice, who reads, stands in front of carol as soon as she wants to write: when his lease is
-// over for the second time it is her turn.
-TEST(SteppedClockTest, AnUpgradeAfterAStepBack) {
+// bob's lease had ended when carol entered the queue, and is live again after the clock was set
+// back. alice, a reader, is queued before carol when she requests an upgrade: when his lease ends
+// for the second time it is her turn.
+TEST(SteppedClockTest, UpgradeIsServedAfterClockStepBack) {
   ClockShift clock;
   const Server server({.environment = clock.environment()});
   Client client = server.Connect();
   MustObtain(client, Acquiring("job", "alice", {"SHARED"}));
+  const int64_t earliest_end = ServerNow(client) + 100;
   MustObtain(client, Acquiring("job", "bob", {"SHARED"}, 100));
   const int64_t over = ServerNow(client) + 100;
   ASSERT_TRUE(Eventually([&] { return ServerNow(client) > over; }));
@@ -293,12 +294,12 @@ TEST(SteppedClockTest, AnUpgradeAfterAStepBack) {
   Waiter alice(server, "job", "alice", {.wait_ms = 10000});
   EXPECT_EQ(HoldersOf(client, "job"), (Owners{"alice", "bob"}));
   EXPECT_TRUE(alice.Read().IsInteger());
-  EXPECT_GT(ServerNow(client), over);
+  EXPECT_GE(ServerNow(client), earliest_end);
   EXPECT_EQ(LineOf(client, "job"), Owners{"carol"});
 }
 
-// The lease ends first, or the wait does, by a few milliseconds.
-TEST_F(ExitsTest, TheEndOfTheLeaseAndTheEndOfTheWait) {
+// Either the lease or the wait ends first, by a few milliseconds.
+TEST_F(WaitExitsTest, SimultaneousEndOfLeaseAndWaitIsConsistent) {
   for (const int64_t wait_ms : {94, 97, 98, 99, 100, 101, 102, 103, 106}) {
     StartAfresh();
     Waiter bob(server());
@@ -311,11 +312,11 @@ TEST_F(ExitsTest, TheEndOfTheLeaseAndTheEndOfTheWait) {
   }
 }
 
-// --- Grants that a direct call would be refused -----------------------------------------------
+// --- Grants for which a direct call would be refused ------------------------------------------
 
-class RefusedTest : public ExitsTest {
+class RefusedGrantTest : public WaitExitsTest {
  protected:
-  // A waiter for "job" who is somebody of limited rights, and another behind who is not.
+  // A waiter for "job" with limited rights, and another waiter behind it.
   void Queue(const std::string& owner) {
     EXPECT_EQ(client_.Do("ACL", "SETUSER", "worker", "reset", "on", ">secret", "~job",
                          "+lock.acquire", "+client"),
@@ -331,7 +332,7 @@ class RefusedTest : public ExitsTest {
   std::vector<Waiter> other_;
 };
 
-TEST_F(RefusedTest, WhoMayNoLongerAcquire) {
+TEST_F(RefusedGrantTest, WaiterThatLostPermissionIsRefused) {
   for (const Command& less : Commands{{"resetkeys"},
                                       {"resetkeys", "~other"},
                                       {"resetkeys", "%R~job"},
@@ -355,15 +356,15 @@ TEST_F(RefusedTest, WhoMayNoLongerAcquire) {
   }
 }
 
-TEST_F(RefusedTest, WhoMayAgain) {
+TEST_F(RefusedGrantTest, WaiterWithRestoredPermissionIsGranted) {
   Queue("worker");
   client_.Do("ACL", "SETUSER", "worker", "resetkeys");
-  client_.Do("ACL", "SETUSER", "worker", "~j*", "off");  // who is logged in stays so
+  client_.Do("ACL", "SETUSER", "worker", "~j*", "off");  // clients that are logged in stay so
   Release("job", "alice");
   EXPECT_TRUE(worker_.back().Read().IsInteger());
 }
 
-TEST_F(RefusedTest, WhoIsNoMore) {
+TEST_F(RefusedGrantTest, WaiterOfDeletedUserIsDisconnected) {
   Queue("worker");
   EXPECT_EQ(client_.Do("ACL", "DELUSER", "worker"), Reply::Int(1));
   EXPECT_TRUE(worker_.back().Read().IsError("DISCONNECTED:"));
@@ -372,7 +373,7 @@ TEST_F(RefusedTest, WhoIsNoMore) {
   EXPECT_TRUE(other_.back().Read().IsInteger());
 }
 
-TEST_F(RefusedTest, IsolatedPrimariesGrantNobody) {
+TEST_F(RefusedGrantTest, NothingIsGrantedWithoutEnoughReplicas) {
   MustAcquire(client_, "job", "alice", 200);
   RawWaiter bob(server());
   bob.Wait("job", "bob");
@@ -389,7 +390,7 @@ TEST_F(RefusedTest, IsolatedPrimariesGrantNobody) {
   MustAcquire(client_, "job", "dave");
 }
 
-TEST_F(RefusedTest, WhenMemoryIsFull) {
+TEST_F(RefusedGrantTest, WaiterIsRefusedWhenMemoryIsFull) {
   MustAcquire(client_, "job", "alice");
   RawWaiter bob(server());
   bob.Wait("job", "bob");
@@ -403,13 +404,13 @@ TEST_F(RefusedTest, WhenMemoryIsFull) {
   MustAcquire(client_, "job", "dave");
 }
 
-TEST(MisconfTest, AServerThatCannotSaveGrantsNobody) {
+TEST(MisconfTest, NothingIsGrantedWhenServerCannotSave) {
   Server server({.args = {"--save", "3600 1"}});
   Client client = server.Connect();
   MustAcquire(client, "job", "alice", 1000);
   RawWaiter bob(server);
   bob.Wait("job", "bob");
-  // The file cannot be put where a folder is.
+  // The file cannot replace a folder.
   std::filesystem::create_directory(server.dir() + "/dump.rdb");
   std::filesystem::create_directory(server.dir() + "/dump.rdb/in the way");
   client.Do("BGSAVE");
@@ -422,14 +423,14 @@ TEST(MisconfTest, AServerThatCannotSaveGrantsNobody) {
   EXPECT_EQ(client.Do("LOCK.INFO", "job"), Reply::Nil());
 }
 
-// --- Times in which nothing may be written ----------------------------------------------------
+// --- Paused writes ----------------------------------------------------------------------------
 
-class PausedTest : public SharedWaitingTest<PausedTest> {
+class PausedWritesTest : public SharedWaitingTest<PausedWritesTest> {
  public:
   static ServerOptions Options() { return {.args = {"--appendonly", "yes"}}; }
 };
 
-TEST_F(PausedTest, GrantsWaitAndTimeOutsDoNot) {
+TEST_F(PausedWritesTest, PauseDelaysGrantsButNotTimeOuts) {
   MustAcquire(client_, "job", "alice", 100);
   const int64_t end = EndOf(client_, "job");
   Waiter bob(server(), "job", "bob");
@@ -444,8 +445,8 @@ TEST_F(PausedTest, GrantsWaitAndTimeOutsDoNot) {
   EXPECT_EQ(HolderOf(client_, "job"), "bob");
 }
 
-// What was freed in the pass in which the pause began is handed over after it.
-TEST_F(PausedTest, FreedJustBefore) {
+// A lock that was freed in the pass in which the pause began is granted after it.
+TEST_F(PausedWritesTest, LockFreedJustBeforePauseIsGrantedAfterIt) {
   for (const Command& freeing :
        Commands{{"LOCK.RELEASE", "job", "alice"}, {"DEL", "job"}, {"SWAPDB", "0", "5"}}) {
     StartAfresh();
@@ -459,7 +460,7 @@ TEST_F(PausedTest, FreedJustBefore) {
   }
 }
 
-TEST_F(PausedTest, LeavingDuringThePause) {
+TEST_F(PausedWritesTest, WaitersCanLeaveDuringPause) {
   MustAcquire(client_, "job", "alice", 50);
   Waiter bob(server(), "job", "bob");
   Waiter carol(server(), "job", "carol");
@@ -475,8 +476,8 @@ TEST_F(PausedTest, LeavingDuringThePause) {
   EXPECT_TRUE(dave.Read().IsInteger());
 }
 
-// A grant that was not delivered is taken back when it may be.
-TEST_F(PausedTest, TakenBackAfterThePause) {
+// An undelivered grant is taken back when writes are allowed again.
+TEST_F(PausedWritesTest, UndeliveredGrantIsTakenBackAfterPause) {
   for (int round = 0; round < 20; round++) {
     StartAfresh();
     MustAcquire(client_, "job", "alice");
@@ -488,16 +489,16 @@ TEST_F(PausedTest, TakenBackAfterThePause) {
                                         {{"CLIENT", "PAUSE", "60000", "WRITE"},
                                          {"CLIENT", "KILL", "ID", std::to_string(bob.id())}}});
     EXPECT_EQ(DoAtOnce(driver, commands).back(), Reply::Int(1));
-    const bool told = !bob.connection.Ends(Milliseconds{100});
+    const bool delivered = !bob.connection.Ends(Milliseconds{100});
     EXPECT_EQ(HolderOf(client_, "job"), "bob") << "nothing is written during the pause";
     EXPECT_FALSE(carol.HasReply());
     client_.Do("CLIENT", "UNPAUSE");
-    if (told) client_.Do("LOCK.RELEASE", "job", "bob");
+    if (delivered) client_.Do("LOCK.RELEASE", "job", "bob");
     ASSERT_TRUE(carol.Read().IsInteger());
   }
 }
 
-TEST_F(PausedTest, EverythingIsPaused) {
+TEST_F(PausedWritesTest, FullPauseDelaysGrantsButNotTimeOuts) {
   MustAcquire(client_, "job", "alice", 100);
   Waiter bob(server(), "job", "bob");
   Waiter carol(server(), "job", "carol", {.wait_ms = 150});
@@ -509,8 +510,8 @@ TEST_F(PausedTest, EverythingIsPaused) {
   EXPECT_GE(Clock::now() - start, Milliseconds{499}) << "after the pause";
 }
 
-// Waiting costs nothing, also while a lock that is free cannot be handed over.
-TEST_F(PausedTest, NobodyIsBusyWaiting) {
+// Waiting uses no CPU, even while a free lock cannot be granted.
+TEST_F(PausedWritesTest, ServerStaysIdleDuringPause) {
   const auto cpu_ms = [this] {
     return 1000 * (std::stod(InfoField(client_, "cpu", "used_cpu_user")) +
                    std::stod(InfoField(client_, "cpu", "used_cpu_sys")));
@@ -535,7 +536,7 @@ TEST_F(PausedTest, NobodyIsBusyWaiting) {
   EXPECT_LT(busy_ms(), 60) << "afterwards";
 }
 
-TEST_F(PausedTest, ReloadedWithTheLineInPlace) {
+TEST_F(PausedWritesTest, QueueSurvivesReload) {
   for (const char* how : {"RELOAD", "LOADAOF"}) {
     SCOPED_TRACE(how);
     StartAfresh();
@@ -560,7 +561,7 @@ TEST_F(PausedTest, ReloadedWithTheLineInPlace) {
 
 // --- Long scripts -----------------------------------------------------------------------------
 
-TEST_F(ExitsTest, AScriptThatRunsLong) {
+TEST_F(WaitExitsTest, LongScriptDelaysGrant) {
   MustAcquire(client_, "job", "alice", 100);
   Waiter bob(server(), "job", "bob");
   const auto start = Clock::now();
@@ -570,8 +571,8 @@ TEST_F(ExitsTest, AScriptThatRunsLong) {
   EXPECT_EQ(HolderOf(client_, "job"), "bob");
 }
 
-// While the server answers BUSY, connections end, and only that happens.
-TEST_F(ExitsTest, LeavingDuringAScript) {
+// While the server answers BUSY, connections can close, but nothing else happens.
+TEST_F(WaitExitsTest, WaitersCanLeaveDuringLongScript) {
   client_.Do("CONFIG", "SET", "busy-reply-threshold", 10);
   MustAcquire(client_, "job", "alice", 100);
   Waiter bob(server(), "job", "bob");
@@ -585,15 +586,15 @@ TEST_F(ExitsTest, LeavingDuringAScript) {
   EXPECT_FALSE(script.HasReply());
   carol.Close();
   EXPECT_EQ(script.Read(), Reply::Nil());
-  // Whether carol's end was seen before the lock could be handed to her is up to the server.
+  // Whether the server noticed carol's disconnection before it granted the lock is open.
   if (HolderOf(client_, "job") == "carol") Release("job", "carol");
   EXPECT_TRUE(dave.Read().IsInteger());
   client_.Do("CONFIG", "SET", "busy-reply-threshold", 5000);
 }
 
-// --- Demotion and the end ---------------------------------------------------------------------
+// --- Demotion and shutdown --------------------------------------------------------------------
 
-TEST(DemotionTest, WaitersAreSentAway) {
+TEST(DemotionTest, DemotedServerUnblocksWaiters) {
   Server server({.args = {"--appendonly", "yes"}});
   Client client = server.Connect();
   for (int round = 0; round < 3; round++) {
@@ -601,7 +602,7 @@ TEST(DemotionTest, WaitersAreSentAway) {
     RawWaiter bob(server);
     bob.Wait("job", "bob");
     RawConnection raw = server.ConnectRaw();
-    // The last time with the lock free: it is too late to hand it over.
+    // The last time with the lock free: it is too late to grant it.
     Commands demotion = {{"REPLICAOF", "127.0.0.1", "1"}};
     if (round == 2) demotion.insert(demotion.begin(), {"LOCK.RELEASE", "job", "alice"});
     EXPECT_EQ(DoAtOnce(raw, demotion).back(), Reply::Ok());
@@ -623,7 +624,7 @@ TEST(DemotionTest, WaitersAreSentAway) {
   }
 }
 
-TEST(DemotionTest, Failover) {
+TEST(DemotionTest, FailoverUnblocksWaiters) {
   Server primary({.args = {"--repl-diskless-sync", "no"}});
   Server replica({.args = {"--replicaof", "127.0.0.1", std::to_string(primary.port()),
                            "--repl-diskless-sync", "no"}});
@@ -644,16 +645,16 @@ TEST(DemotionTest, Failover) {
   }));
   EXPECT_EQ(WaitersNow(client), "0");
   EXPECT_TRUE(client.Do(AcquireWaiting("job", "bob")).IsError("READONLY"));
-  // bob asks the new primary.
+  // bob retries on the new primary.
   Waiter again(replica, "job", "bob");
   EXPECT_EQ(copy.Do("LOCK.RELEASE", "job", "alice"), Reply::Int(1));
   EXPECT_GT(again.Read().integer, token);
   EXPECT_TRUE(Eventually([&] { return HolderOf(client, "job") == "bob"; }));
 }
 
-// A server is demoted between a grant and its delivery, the owner hears of it from the new primary,
-// and then the old one is primary again: it has nothing to take back any more.
-TEST(DemotionTest, ToldElsewhere) {
+// A server is demoted between a grant and its delivery, the owner learns of the grant from the new
+// primary, and then the old one becomes primary again: it has nothing to take back any more.
+TEST(DemotionTest, GrantConfirmedByNewPrimaryIsNotTakenBack) {
   Server server({.args = {"--repl-diskless-sync", "no"}});
   Server other({.args = {"--replicaof", "127.0.0.1", std::to_string(server.port()),
                          "--repl-diskless-sync", "no"}});
@@ -681,7 +682,7 @@ TEST(DemotionTest, ToldElsewhere) {
   EXPECT_EQ(client.Do("LOCK.TOUCH", "job", "bob", "PX", kMinute), Reply::Int(1));
 }
 
-TEST(ShutdownTest, WithALine) {
+TEST(ShutdownTest, ServerWithWaitersShutsDownCleanly) {
   Server server;
   for (const bool by_signal : {false, true}) {
     Client client = server.Connect();
@@ -703,7 +704,7 @@ TEST(ShutdownTest, WithALine) {
   }
 }
 
-TEST(ShutdownTest, LocksAreKeptAndLinesAreNot) {
+TEST(ShutdownTest, RestartKeepsLocksButNotQueues) {
   Server server;
   Client client = server.Connect();
   const int64_t token = MustAcquire(client, "job", "alice");

@@ -1,4 +1,4 @@
-// What one client's waiting can and cannot do to others, and who may wait at all.
+// What the waiting of one client can and cannot do to others, and who may wait at all.
 
 #include <gtest/gtest.h>
 
@@ -25,8 +25,8 @@ class WaitingLimitsTest : public SharedWaitingTest<WaitingLimitsTest> {
 
 // --- Order ------------------------------------------------------------------------------------
 
-// Two lines wake in the same moment: who came first is served first, whatever the lines' names.
-TEST_F(WaitingLimitsTest, TokensFollowArrivalOverAllLinesThatWakeTogether) {
+// Two queues wake at the same time: waiters are served in order of arrival, whatever the keys.
+TEST_F(WaitingLimitsTest, TokensFollowArrivalAcrossQueuesThatWakeTogether) {
   for (const auto& [first, second] : {std::pair("x", "y"), {"y", "x"}}) {
     StartAfresh();
     MustObtain(client_, Acquiring(second, "bob", {"ALSO", "1", first}));
@@ -40,9 +40,9 @@ TEST_F(WaitingLimitsTest, TokensFollowArrivalOverAllLinesThatWakeTogether) {
   }
 }
 
-// Between the release and the hand-over a newcomer must not be served before those who wait, even
-// if it is compatible with them.
-TEST_F(WaitingLimitsTest, ANewcomerIsNotServedBeforeAHandOver) {
+// Between the release and the grant a newcomer must not be served before the waiters, even if it is
+// compatible with them.
+TEST_F(WaitingLimitsTest, NewcomerIsNotServedBeforeHandOver) {
   for (const Command& mode : Commands{{"SHARED"}, {"LIMIT", "5"}}) {
     StartAfresh();
     MustAcquire(client_, "job", "alice");
@@ -58,8 +58,8 @@ TEST_F(WaitingLimitsTest, ANewcomerIsNotServedBeforeAHandOver) {
   }
 }
 
-// So much work that it is done over several passes of the event loop.
-TEST_F(WaitingLimitsTest, AHandOverInPartsKeepsTheOrder) {
+// So much work that it takes several passes of the event loop.
+TEST_F(WaitingLimitsTest, HandOverInBatchesKeepsOrder) {
   constexpr size_t kWaiters = 100;
   Command options = {"SHARED", "WAIT", "60000", "ALSO", "60"};
   for (int i = 0; i < 60; i++) options.push_back("k" + std::to_string(i));
@@ -81,8 +81,9 @@ TEST_F(WaitingLimitsTest, AHandOverInPartsKeepsTheOrder) {
   EXPECT_EQ(WaitersNow(client_), "0");
 }
 
-// One of a set's many waiters goes: nobody else is disturbed, and nobody is forgotten.
-TEST_F(WaitingLimitsTest, OneOfManyWaitersLeaves) {
+// When one of many waiters for a set leaves, the others keep their positions, and nobody is
+// forgotten.
+TEST_F(WaitingLimitsTest, WaiterLeavingDoesNotDisturbOthers) {
   MustAcquire(client_, "a", "alice");
   MustAcquire(client_, "b", "bea");
   Waiter bob = Waiter::Asking(
@@ -119,13 +120,14 @@ TEST_F(WaitingLimitsTest, WaitersOfOneUserAreLimited) {
   EXPECT_EQ(as_user.Do(AcquireWaiting("job", "dave")),
             Reply::Error("WAITLIMIT 2 clients of this user wait on this server already, which is "
                          "turnstile.max-waiters-per-user: try again later"));
-  // A newer call of the same owner takes over the place, so it is none more; and other users wait.
+  // A newer call of the same owner takes over its position, so it does not count; other users can
+  // wait.
   Waiter again(server(), {"AUTH", "greedy", "x"});
   again.Wait("job", "bob");
   EXPECT_TRUE(bob->Read().IsError("UNBLOCKED "));
   Waiter other(server(), "job", "other");
   EXPECT_TRUE(as_user.Do(AcquireWaiting("job", "dave")).IsError("WAITLIMIT "));
-  // One that leaves makes room.
+  // A waiter that leaves makes room.
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "carol"), Reply::Int(1));
   EXPECT_TRUE(carol.Read().IsError("UNBLOCKED "));
   Waiter dave(server(), {"AUTH", "greedy", "x"});
@@ -136,7 +138,7 @@ TEST_F(WaitingLimitsTest, WaitersOfOneUserAreLimited) {
   EXPECT_EQ(LineOf(client_, "job"), (Owners{"bob", "other", "dave", "erin"}));
 }
 
-// A larger limit lets in those who wait.
+// A higher limit admits waiters.
 TEST_F(WaitingLimitsTest, RaisingMaxHoldersServesWaiters) {
   const auto set_limit = [&](int64_t limit) {
     EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.max-holders", limit), Reply::Ok());
@@ -154,9 +156,9 @@ TEST_F(WaitingLimitsTest, RaisingMaxHoldersServesWaiters) {
   }
 }
 
-// Some servers do not block a RESP3 client that has subscriptions. There it is told; elsewhere it
-// waits like any other.
-TEST_F(WaitingLimitsTest, ASubscribedResp3Client) {
+// Some servers do not block a RESP3 client that has subscriptions. There it gets an error;
+// elsewhere it waits like any other.
+TEST_F(WaitingLimitsTest, SubscribedResp3ClientWaitsOrGetsError) {
   MustAcquire(client_, "job", "alice");
   RawConnection subscriber = server().ConnectRaw();
   subscriber.Hello(3);
@@ -171,8 +173,8 @@ TEST_F(WaitingLimitsTest, ASubscribedResp3Client) {
   EXPECT_TRUE(subscriber.Do(AcquireWaiting("job", "bob")).IsInteger()) << "it need not wait";
 }
 
-// Another module calls on behalf of nobody, and lets the call block if the server knows how.
-TEST(NobodyWaitsTest, GetsOneTry) {
+// Another module calls without a user, and allows the call to block if the server supports that.
+TEST(ModuleCallerTest, CallFromModuleDoesNotWait) {
   Server server({.args = {"--loadmodule", TURNSTILE_FORWARDER_MODULE}});
   Client client = server.Connect();
   MustAcquire(client, "job", "alice");
@@ -189,8 +191,8 @@ TEST(NobodyWaitsTest, GetsOneTry) {
 
 // --- Memory -----------------------------------------------------------------------------------
 
-// What counts is the memory at the time of the grant, not at that of the last command.
-TEST(WaitingMemoryTest, AGrantIsRefusedIfAndOnlyIfMemoryIsFullNow) {
+// The memory at the time of the grant counts, not that at the last command.
+TEST(WaitingMemoryTest, GrantIsRefusedOnlyIfMemoryIsFullAtGrant) {
   Server server;
   Client client = server.Connect();
   const auto set_maxmemory = [&](int64_t bytes) {
@@ -210,11 +212,11 @@ TEST(WaitingMemoryTest, AGrantIsRefusedIfAndOnlyIfMemoryIsFullNow) {
   EXPECT_TRUE(carol.Read().IsInteger());
 }
 
-// --- Keys of others ---------------------------------------------------------------------------
+// --- Unrelated keys ---------------------------------------------------------------------------
 
-// While locks are held and waited for, other keys keep the age and the frequency that they were
+// While locks are held and waited for, other keys keep the idle time and frequency that they were
 // restored with.
-TEST(OtherKeysTest, RestoredKeysKeepTheirAge) {
+TEST(UnrelatedKeysTest, RestoredKeysKeepIdleTimeAndFrequency) {
   Server server;
   Client client = server.Connect();
   MustAcquire(client, "job", "alice");
@@ -230,8 +232,8 @@ TEST(OtherKeysTest, RestoredKeysKeepTheirAge) {
   EXPECT_EQ(client.Do("OBJECT", "FREQ", "often"), Reply::Int(200));
 }
 
-// What a script does to one key again and again is looked at once.
-TEST(OtherKeysTest, ALongNameIsKeptOnce) {
+// Repeated changes of one key by a script are handled once.
+TEST(UnrelatedKeysTest, RepeatedChangesKeepOneCopyOfKeyName) {
   Server server;
   Client client = server.Connect();
   MustAcquire(client, "job", "alice");
@@ -239,7 +241,7 @@ TEST(OtherKeysTest, ALongNameIsKeptOnce) {
   MustAcquire(client, name, "alice");
   const int64_t end = EndOf(client, name);
   EXPECT_EQ(
-      client.Do("EVAL", "for i = 1, 300 do redis.call('PEXPIRE', KEYS[1], 5000 + i) end", 1, name),
+      client.Do("EVAL", "for i = 1, 150 do redis.call('PEXPIRE', KEYS[1], 5000 + i) end", 1, name),
       Reply::Nil());
   EXPECT_EQ(EndOf(client, name), end) << "the lease decides";
   const int64_t peak = std::stoll(InfoField(client, "memory", "used_memory_peak"));

@@ -1,4 +1,4 @@
-// Races around the hand-over, provoked thousands of times; and lines under load.
+// Races around the grant, provoked thousands of times; and queues under load.
 
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
@@ -31,14 +31,14 @@
 namespace turnstile::testing {
 namespace {
 
-// --- A grant and its client's end -------------------------------------------------------------
+// --- A grant and the end of its client --------------------------------------------------------
 //
-// alice holds "job"; first and second wait for it. She releases, and about that time something
-// happens to first. Whatever the order of things is: if first was told a token, it holds the lock,
-// else second does, and nobody waits for a lease to end (they are a minute long).
+// alice holds "job"; first and second wait for it. She releases, and around that time something
+// happens to first. Whatever the order of events: if first received a token, it holds the lock,
+// otherwise second does, and nobody has to wait for a lease to end (leases last a minute).
 
 const Command kRelease = {"LOCK.RELEASE", "job", "alice"};
-// The owner of the waiting call asks by another connection.
+// The owner of the waiting call reacquires over another connection.
 const Command kAskAgain = {"LOCK.ACQUIRE", "job", "first", "PX", "60000"};
 const Command kTouch = {"LOCK.TOUCH", "job", "first", "PX", "60000"};
 
@@ -46,7 +46,7 @@ class RaceTest : public SharedWaitingTest<RaceTest> {
  protected:
   static constexpr int kRounds = 1000;
 
-  // Puts alice into the lock, and first and second into the line.
+  // alice holds the lock, and first and second wait for it.
   void Prepare() {
     MustAcquire(client_, "job", "alice");
     if (first_ == nullptr) first_ = std::make_unique<RawWaiter>(server());
@@ -61,8 +61,8 @@ class RaceTest : public SharedWaitingTest<RaceTest> {
     return {"CLIENT", "UNBLOCK", std::to_string(first_->id()), how};
   }
 
-  // What first was told in the end; nothing if its connection is closed without a word.
-  std::optional<Reply> FirstWasTold() {
+  // What first finally received; nothing if its connection was closed without a reply.
+  std::optional<Reply> ReplyToFirst() {
     if (first_->connection.Ends(Milliseconds{0})) return std::nullopt;
     try {
       return first_->connection.ReadReply();
@@ -71,10 +71,10 @@ class RaceTest : public SharedWaitingTest<RaceTest> {
     }
   }
 
-  // Judges a round after its dust has settled. `token`: what first was told by anybody, or 0.
+  // Checks a round after it has settled. `token`: the one that first received by any call, or 0.
   void Judge(int64_t token) {
     if (token != 0) {
-      told_++;
+      delivered_++;
       ASSERT_EQ(HolderOf(client_, "job"), "first");
       if (token > 1) {
         ASSERT_EQ(client_.Do("LOCK.FENCE", "job"), Reply::Int(token));
@@ -89,7 +89,8 @@ class RaceTest : public SharedWaitingTest<RaceTest> {
     ASSERT_EQ(client_.Do("LOCK.RELEASE", "job", "second"), Reply::Int(1));
   }
 
-  // One round in which everything comes over one connection. `closes`: first's connection will end.
+  // One round in which everything is sent over one connection. `closes`: first's connection will
+  // close.
   void Round(const std::vector<Commands>& passes, bool closes) {
     const Commands commands = InPasses(passes);
     RawConnection driver = server().ConnectRaw();
@@ -100,13 +101,13 @@ class RaceTest : public SharedWaitingTest<RaceTest> {
       ASSERT_FALSE(reply.IsError()) << reply;
       if (command == kAskAgain || command == kTouch) token = std::max(token, reply.integer);
     }
-    const std::optional<Reply> told = FirstWasTold();
-    ASSERT_TRUE(told.has_value() || closes);
-    if (told.has_value()) {
-      ASSERT_TRUE(told->IsInteger() || told->IsNil() || told->IsError("UNBLOCKED ")) << *told;
-      if (told->IsInteger()) {
-        ASSERT_TRUE(token <= 1 || token == told->integer) << token << " " << *told;
-        token = told->integer;
+    const std::optional<Reply> reply = ReplyToFirst();
+    ASSERT_TRUE(reply.has_value() || closes);
+    if (reply.has_value()) {
+      ASSERT_TRUE(reply->IsInteger() || reply->IsNil() || reply->IsError("UNBLOCKED ")) << *reply;
+      if (reply->IsInteger()) {
+        ASSERT_TRUE(token <= 1 || token == reply->integer) << token << " " << *reply;
+        token = reply->integer;
       }
     }
     ASSERT_NO_FATAL_FAILURE(Judge(token));
@@ -118,7 +119,7 @@ class RaceTest : public SharedWaitingTest<RaceTest> {
     }
   }
 
-  // How often a grant to first was taken back, as the replication stream tells it; and prints it.
+  // How often a grant to first was taken back, according to the replication stream. Prints it, too.
   int CountTakenBack(const std::string& what) {
     int taken_back = 0;
     for (const Command& command : stream_.Until(client_)) {
@@ -130,12 +131,12 @@ class RaceTest : public SharedWaitingTest<RaceTest> {
                        "be told; the last lock was \"job\"") != std::string::npos,
               Undelivered() > 0);
     EXPECT_EQ(log.find("taken back"), log.rfind("taken back")) << "not for each of them";
-    std::cout << what << ": first was told " << told_ << " times, taken back " << taken_back
+    std::cout << what << ": first received " << delivered_ << " times, taken back " << taken_back
               << " times\n";
     return taken_back;
   }
 
-  // On 7.0 a grant is delivered in the pass in which it is made; on later servers in the next one.
+  // 7.0 delivers a grant in the pass in which it is made; later servers do so in the next one.
   bool DeliversAtOnce() { return EngineOf(client_).starts_with("Redis 7.0."); }
 
   void AwaitWaiting(int64_t count) {
@@ -149,20 +150,20 @@ class RaceTest : public SharedWaitingTest<RaceTest> {
     return std::stoll(InfoField(client_, "turnstile", "turnstile_undelivered"));
   }
 
-  int told_ = 0;
+  int delivered_ = 0;
   int64_t undelivered_before_ = Undelivered();
 };
 
-TEST_F(RaceTest, KilledInThePassOfTheRelease) {
+TEST_F(RaceTest, WaiterKilledInPassOfRelease) {
   for (int i = 0; i < kRounds; i++) {
     ASSERT_NO_FATAL_FAILURE(Prepare());
     ASSERT_NO_FATAL_FAILURE(Round({{kRelease, Kill()}}, /*closes=*/true)) << "round " << i;
   }
   EXPECT_EQ(CountTakenBack("killed in the same pass"), 0);
-  EXPECT_EQ(told_, 0);
+  EXPECT_EQ(delivered_, 0);
 }
 
-TEST_F(RaceTest, UnblockedInThePassOfTheRelease) {
+TEST_F(RaceTest, WaiterUnblockedInPassOfRelease) {
   for (int i = 0; i < kRounds; i++) {
     ASSERT_NO_FATAL_FAILURE(Prepare());
     ASSERT_NO_FATAL_FAILURE(
@@ -170,20 +171,20 @@ TEST_F(RaceTest, UnblockedInThePassOfTheRelease) {
         << "round " << i;
   }
   EXPECT_EQ(CountTakenBack("unblocked in the same pass"), 0);
-  EXPECT_EQ(told_, 0);
+  EXPECT_EQ(delivered_, 0);
 }
 
-TEST_F(RaceTest, KilledInTheNextPass) {
+TEST_F(RaceTest, WaiterKilledInNextPass) {
   for (int i = 0; i < kRounds; i++) {
     ASSERT_NO_FATAL_FAILURE(Prepare());
     ASSERT_NO_FATAL_FAILURE(Round({{kRelease}, {Kill()}}, /*closes=*/true)) << "round " << i;
   }
   const int taken_back = CountTakenBack("killed in the next pass");
   EXPECT_EQ(taken_back > 0, !DeliversAtOnce());
-  EXPECT_EQ(told_ + taken_back, kRounds);
+  EXPECT_EQ(delivered_ + taken_back, kRounds);
 }
 
-TEST_F(RaceTest, UnblockedInTheNextPass) {
+TEST_F(RaceTest, WaiterUnblockedInNextPass) {
   for (int i = 0; i < kRounds; i++) {
     ASSERT_NO_FATAL_FAILURE(Prepare());
     ASSERT_NO_FATAL_FAILURE(
@@ -194,21 +195,21 @@ TEST_F(RaceTest, UnblockedInTheNextPass) {
   EXPECT_EQ(taken_back > 0, !DeliversAtOnce());
 }
 
-// The owner hears of its hold by another call, before or after its waiting connection is killed
-// but before the hold could be taken back: it stays.
-TEST_F(RaceTest, ToldByAnotherCall) {
+// The owner learns of its hold by another call, before or after its waiting connection is killed
+// but before the hold could be taken back: it keeps the hold.
+TEST_F(RaceTest, GrantLearntByAnotherCallIsNotTakenBack) {
   for (int i = 0; i < kRounds; i++) {
     ASSERT_NO_FATAL_FAILURE(Prepare());
     const Command& call = i % 2 == 0 ? kAskAgain : kTouch;
     const Commands pass = i % 4 < 2 ? Commands{call, Kill()} : Commands{Kill(), call};
     ASSERT_NO_FATAL_FAILURE(Round({{kRelease}, pass}, /*closes=*/true)) << "round " << i;
   }
-  EXPECT_EQ(CountTakenBack("told by another call"), 0);
-  EXPECT_EQ(told_, kRounds);
+  EXPECT_EQ(CountTakenBack("learnt by another call"), 0);
+  EXPECT_EQ(delivered_, kRounds);
 }
 
-// The owner asks when the hold has just been taken back: it is answered as anybody is.
-TEST_F(RaceTest, AskedTooLate) {
+// The owner calls when the hold has just been taken back: the reply is that of an ordinary call.
+TEST_F(RaceTest, ReacquireAfterGrantWasTakenBackIsAnsweredNormally) {
   for (int i = 0; i < kRounds; i++) {
     ASSERT_NO_FATAL_FAILURE(Prepare());
     ASSERT_NO_FATAL_FAILURE(Round({{kRelease}, {Kill()}, {kAskAgain}}, /*closes=*/true))
@@ -218,11 +219,11 @@ TEST_F(RaceTest, AskedTooLate) {
   EXPECT_EQ(taken_back > 0, !DeliversAtOnce());
 }
 
-// The releasing and the ending come over different connections, in no order.
+// The release and the disconnection come over different connections, unordered.
 class UnorderedRaceTest : public RaceTest {
  protected:
   void Rounds(const std::string& what, const std::function<void()>& end, bool closes) {
-    std::mt19937 random(7);  // NOLINT: the same rounds each time
+    std::mt19937 random(7);  // NOLINT: reproducible
     for (int i = 0; i < kRounds; i++) {
       ASSERT_NO_FATAL_FAILURE(Prepare());
       const auto pause = std::chrono::microseconds{random() % 150};
@@ -233,13 +234,13 @@ class UnorderedRaceTest : public RaceTest {
       end();
       if (!release_first) driver_.SendCommand(kRelease);
       ASSERT_EQ(driver_.ReadReply(), Reply::Int(1));
-      std::optional<Reply> told;
-      if (first_->connection.Readable(kPatience)) told = FirstWasTold();
-      ASSERT_TRUE(told.has_value() || closes);
-      if (told.has_value()) {
-        ASSERT_TRUE(told->IsInteger() || told->IsError("UNBLOCKED ")) << *told;
+      std::optional<Reply> reply;
+      if (first_->connection.Readable(kPatience)) reply = ReplyToFirst();
+      ASSERT_TRUE(reply.has_value() || closes);
+      if (reply.has_value()) {
+        ASSERT_TRUE(reply->IsInteger() || reply->IsError("UNBLOCKED ")) << *reply;
       }
-      ASSERT_NO_FATAL_FAILURE(Judge(told.has_value() ? told->integer : 0)) << "round " << i;
+      ASSERT_NO_FATAL_FAILURE(Judge(reply.has_value() ? reply->integer : 0)) << "round " << i;
       if (closes) first_.reset();
     }
     CountTakenBack(what);
@@ -249,28 +250,29 @@ class UnorderedRaceTest : public RaceTest {
   RawConnection other_ = server().ConnectRaw();
 };
 
-TEST_F(UnorderedRaceTest, Killed) {
+TEST_F(UnorderedRaceTest, WaiterKilledAroundRelease) {
   Rounds(
       "killed by another connection", [this] { other_.SendCommand(Kill()); }, /*closes=*/true);
 }
 
-TEST_F(UnorderedRaceTest, Unblocked) {
+TEST_F(UnorderedRaceTest, WaiterUnblockedAroundRelease) {
   Rounds(
       "unblocked by another connection", [this] { other_.SendCommand(Unblock("ERROR")); },
       /*closes=*/false);
 }
 
-// Not closed but half-closed: so the test can still read what it was told before its end.
-TEST_F(UnorderedRaceTest, HalfClosed) {
+// Half-closed, so that the test can still read what was sent before.
+TEST_F(UnorderedRaceTest, WaiterHalfClosedAroundRelease) {
   Rounds(
       "half-closed", [this] { first_->HalfClose(); }, /*closes=*/true);
 }
 
-// Many clients, some of which are killed or unblocked at any time. Those who were told a token use
-// the lock and release it, the others begin anew. One grant that is lost stops everything, because
-// leases are longer than the test may take. Only a call that need not wait can lose its answer: who
-// is killed in the pass in which it found the lock free. So whoever lost its connection releases.
-TEST_F(RaceTest, NoGrantIsLostAmongMany) {
+// Many clients, some of which are killed or unblocked at any time. Those that received a token use
+// the lock and release it; the others start again. A single lost grant would stop everything,
+// because leases outlast the test. Only a call that need not wait can lose its reply: a client that
+// is killed in the pass in which it found the lock free. So a client that lost its connection
+// releases.
+TEST_F(RaceTest, NoGrantIsLostAmongManyClients) {
   constexpr int kClients = 12;
   constexpr int kGrants = 4000;
   std::atomic<int> grants = 0;
@@ -304,7 +306,7 @@ TEST_F(RaceTest, NoGrantIsLostAmongMany) {
         }
         grants++;
         user = -1;
-        // Also if it was killed meanwhile.
+        // Even if it was killed meanwhile.
         if (connection.Do("LOCK.RELEASE", "job", owner).IsError("DISCONNECTED")) {
           server().Connect().Do("LOCK.RELEASE", "job", owner);
           break;
@@ -314,7 +316,7 @@ TEST_F(RaceTest, NoGrantIsLostAmongMany) {
   };
   std::vector<std::thread> threads;
   for (int i = 0; i < kClients; i++) threads.emplace_back(work, i);
-  std::mt19937 random(8);  // NOLINT: it is the threads that make it random
+  std::mt19937 random(8);  // NOLINT: the threads make it random
   const auto deadline = Clock::now() + Milliseconds{30000};
   while (grants < kGrants && !failed) {
     failed = failed || Clock::now() > deadline;
@@ -342,9 +344,9 @@ TEST_F(RaceTest, NoGrantIsLostAmongMany) {
 
 // --- Load -------------------------------------------------------------------------------------
 
-class LineLoadTest : public SharedWaitingTest<LineLoadTest> {};
+class QueueLoadTest : public SharedWaitingTest<QueueLoadTest> {};
 
-// A resource that notices when two use it, or when somebody comes with a smaller token.
+// A resource that detects concurrent use and tokens that do not rise.
 class Resource {
  public:
   void Use(int user, int64_t token, std::chrono::microseconds time) {
@@ -362,7 +364,7 @@ class Resource {
   std::atomic<int64_t> last_token_ = 0;
 };
 
-TEST_F(LineLoadTest, TenThousandHandOversAmongFifty) {
+TEST_F(QueueLoadTest, TenThousandHandOversAmong50Clients) {
   constexpr int kClients = 50;
   constexpr int kEach = 200;
   Resource resource;
@@ -392,7 +394,7 @@ TEST_F(LineLoadTest, TenThousandHandOversAmongFifty) {
   EXPECT_EQ(client_.Do("DBSIZE"), Reply::Int(0));
 }
 
-// A process of its own that takes the lock and is killed.
+// A separate process that acquires the lock and is killed.
 class Holder {
  public:
   Holder(int port, const std::string& owner, int64_t lease_ms) {
@@ -424,7 +426,7 @@ class Holder {
   int64_t token_ = 0;
 };
 
-TEST_F(LineLoadTest, AHolderThatDiesIsFollowedAtTheEndOfItsLease) {
+TEST_F(QueueLoadTest, LockOfKilledHolderIsGrantedWhenLeaseEnds) {
   client_.Do("EVAL",
              "for i = 1, 100000 do redis.call('SET', 'filler:' .. i, 'x', 'PX', 3600000 + i) end",
              0);
@@ -453,14 +455,14 @@ TEST_F(LineLoadTest, AHolderThatDiesIsFollowedAtTheEndOfItsLease) {
 
 // --- Memory -----------------------------------------------------------------------------------
 
-TEST(WaiterMemoryTest, IsGivenBack) {
+TEST(WaiterMemoryTest, MemoryOfWaitersIsFreed) {
   Server server;
   Client client = server.Connect();
   const auto used = [&] { return std::stoll(InfoField(client, "memory", "used_memory")); };
   const auto back_at = [&](int64_t start) {
     return Eventually([&] { return used() < start + 300'000; }, Milliseconds{30000});
   };
-  constexpr int kWaiters = 300;  // 7.0 frees 50 a tenth of a second
+  constexpr int kWaiters = 300;  // 7.0 frees 50 every 100 ms
   const auto grow = [&](const std::function<Command(int)>& command) {
     const int64_t start = used();
     std::vector<Client> clients;
@@ -484,14 +486,14 @@ TEST(WaiterMemoryTest, IsGivenBack) {
   const auto many_lines = [](int i) {
     return AcquireWaiting(std::to_string(i), std::to_string(i));
   };
-  grow(one_line);  // once, for what the server allocates for good
+  grow(one_line);  // a first time, for what the server allocates permanently
   const int64_t start = used();
   const int64_t blpop = grow([](int i) {
     return Command{"BLPOP", "list" + std::to_string(i), "0"};
   });
   const int64_t one = grow(one_line);
   const int64_t many = grow(many_lines);
-  std::cout << "bytes for each waiting client: " << one << " in one line, " << many
+  std::cout << "bytes for each waiting client: " << one << " in one queue, " << many
             << " in lines of their own; BLPOP " << blpop << '\n';
   EXPECT_TRUE(back_at(start)) << "from " << start << " to " << used();
 }

@@ -1,4 +1,4 @@
-// LOCK.ACQUIRE … WAIT: who stands where in the line, and what LOCK.INFO tells about it.
+// LOCK.ACQUIRE … WAIT: the order of the queue, and what LOCK.INFO shows about it.
 
 #include "support/waiting.h"
 
@@ -29,10 +29,10 @@ class WaitingTest : public SharedWaitingTest<WaitingTest> {
 
 // --- Waiting ----------------------------------------------------------------------------------
 
-TEST_F(WaitingTest, LeaseAndTokenAreFixedAtTheGrant) {
+TEST_F(WaitingTest, LeaseAndTokenAreFixedAtGrant) {
   const int64_t alice = MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob", {.lease_ms = 40000});
-  // Tokens that others get meanwhile are below his.
+  // Tokens issued to others meanwhile are smaller than his.
   const int64_t other = MustAcquire(client_, "other", "alice");
   EXPECT_GT(other, alice);
   EXPECT_FALSE(bob.HasReply(Milliseconds{50}));
@@ -49,7 +49,7 @@ TEST_F(WaitingTest, LeaseAndTokenAreFixedAtTheGrant) {
   EXPECT_EQ(bob.Do("LOCK.RELEASE", "job", "bob"), Reply::Int(1));
 }
 
-TEST_F(WaitingTest, NoNeedToWait) {
+TEST_F(WaitingTest, AnswersAtOnceIfWaitingIsNotNeeded) {
   EXPECT_TRUE(client_.Do(AcquireWaiting("job", "alice")).IsInteger()) << "it is free";
   const Reply token = client_.Do("LOCK.FENCE", "job");
   EXPECT_EQ(client_.Do(AcquireWaiting("job", "alice")), token) << "it is hers";
@@ -58,7 +58,7 @@ TEST_F(WaitingTest, NoNeedToWait) {
   EXPECT_EQ(WaitersNow(client_), "0");
 }
 
-TEST_F(WaitingTest, OneTryWhereNobodyCanWait) {
+TEST_F(WaitingTest, DoesNotWaitInTransactionsAndScripts) {
   MustAcquire(client_, "job", "alice");
   const Command wait = AcquireWaiting("job", "bob");
   client_.Do("MULTI");
@@ -73,7 +73,7 @@ TEST_F(WaitingTest, OneTryWhereNobodyCanWait) {
   EXPECT_EQ(client_.Do("FCALL", "try", 1, "job"), Reply::Nil());
   EXPECT_EQ(WaitersNow(client_), "0");
 
-  // Also when others wait, and when it is granted.
+  // Also if others wait, and if it is granted.
   Waiter carol(server(), "job", "carol");
   EXPECT_EQ(client_.Do("EVAL", "return " + call, 1, "job"), Reply::Nil());
   EXPECT_EQ(LineOf(client_, "job"), Owners{"carol"});
@@ -83,7 +83,7 @@ TEST_F(WaitingTest, OneTryWhereNobodyCanWait) {
   EXPECT_TRUE(client_.Do("EVAL", "return " + call, 1, "job").IsInteger());
 }
 
-TEST_F(WaitingTest, BinaryNamesAndOwners) {
+TEST_F(WaitingTest, AcceptsBinaryKeysAndOwners) {
   const std::string key("\0\r\n*3\xff", 6);
   const std::string owner = std::string("\r\n\0", 3) + std::string(253, '\xfe');
   MustAcquire(client_, key, "alice");
@@ -96,7 +96,7 @@ TEST_F(WaitingTest, BinaryNamesAndOwners) {
 
 // --- Order ------------------------------------------------------------------------------------
 
-TEST_F(WaitingTest, AThousandAreServedInOrder) {
+TEST_F(WaitingTest, ThousandWaitersAreServedInOrder) {
   constexpr int kWaiters = 1000;
   int64_t last = MustAcquire(client_, "job", "alice");
   std::vector<Waiter> waiters;
@@ -115,8 +115,8 @@ TEST_F(WaitingTest, AThousandAreServedInOrder) {
   EXPECT_EQ(client_.Do("LOCK.INFO", "job"), Reply::Nil());
 }
 
-// What a stranger tries right behind the release, before the server could serve anybody.
-TEST_F(WaitingTest, NobodyOvertakesInTheSamePass) {
+// Commands sent right after the release, before the server could serve anybody.
+TEST_F(WaitingTest, NobodyOvertakesQueueInPassOfRelease) {
   const Command release = {"LOCK.RELEASE", "job", "alice"};
   const Command acquire = {"LOCK.ACQUIRE", "job", "mallory", "PX", "60000"};
   const Command script = {"EVAL",
@@ -149,7 +149,7 @@ TEST_F(WaitingTest, NobodyOvertakesInTheSamePass) {
   }
 }
 
-TEST_F(WaitingTest, ANewcomerThatWaitsGoesToTheEnd) {
+TEST_F(WaitingTest, NewcomerEntersAtEndOfQueue) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   Waiter carol(server(), "job", "carol");
@@ -165,8 +165,8 @@ TEST_F(WaitingTest, ANewcomerThatWaitsGoesToTheEnd) {
   EXPECT_TRUE(mallory.ReadReply().IsInteger());
 }
 
-// The former holder is a newcomer like any other.
-TEST_F(WaitingTest, TheFormerHolderGoesToTheEnd) {
+// The former holder is treated like any newcomer.
+TEST_F(WaitingTest, FormerHolderEntersAtEndOfQueue) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   RawConnection alice = server().ConnectRaw();
@@ -180,8 +180,8 @@ TEST_F(WaitingTest, TheFormerHolderGoesToTheEnd) {
   EXPECT_TRUE(alice.ReadReply().IsInteger());
 }
 
-// Those who do not know the line may win before the hand-over; then everybody waits for them.
-TEST_F(WaitingTest, APlainClientMayWinInBetween) {
+// Clients that bypass the queue may win before the grant; then everybody waits for them.
+TEST_F(WaitingTest, SetNxMayWinBeforeHandOver) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   RawConnection plain = server().ConnectRaw();
@@ -194,7 +194,7 @@ TEST_F(WaitingTest, APlainClientMayWinInBetween) {
   EXPECT_TRUE(bob.Read().IsInteger());
 }
 
-TEST_F(WaitingTest, TheHolderAsksAgainAndTouchesWhileOthersWait) {
+TEST_F(WaitingTest, HolderCanReacquireAndTouchWhileOthersWait) {
   const int64_t token = MustAcquire(client_, "job", "alice", 1000);
   Waiter bob(server(), "job", "bob");
   EXPECT_EQ(MustAcquire(client_, "job", "alice"), token);
@@ -203,7 +203,7 @@ TEST_F(WaitingTest, TheHolderAsksAgainAndTouchesWhileOthersWait) {
   EXPECT_FALSE(bob.HasReply(Milliseconds{1100})) << "the first lease would be over";
   EXPECT_EQ(LineOf(client_, "job"), Owners{"bob"});
 
-  // Shorter is followed too, by a touch and by a call, without the help of the server's own expiry.
+  // A shorter lease takes effect too, set by a touch or by a call, without the server's own expiry.
   client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", 0);
   EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "alice", "PX", 1), Reply::Int(1));
   EXPECT_TRUE(bob.Read().IsInteger());
@@ -213,7 +213,7 @@ TEST_F(WaitingTest, TheHolderAsksAgainAndTouchesWhileOthersWait) {
   client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", 1);
 }
 
-TEST_F(WaitingTest, WhoWaitsMayDoOtherThings) {
+TEST_F(WaitingTest, WaitingOwnerKeepsUsingItsOtherLocks) {
   MustAcquire(client_, "job", "alice");
   MustAcquire(client_, "mine", "bob");
   Waiter bob(server(), "job", "bob");
@@ -226,7 +226,7 @@ TEST_F(WaitingTest, WhoWaitsMayDoOtherThings) {
   EXPECT_EQ(WaitersNow(client_), "1");
 }
 
-TEST_F(WaitingTest, EachDatabaseHasItsOwnLines) {
+TEST_F(WaitingTest, EachDatabaseHasItsOwnQueues) {
   Client other = server().Connect();
   other.Do("SELECT", 9);
   MustAcquire(client_, "job", "alice");
@@ -243,8 +243,8 @@ TEST_F(WaitingTest, EachDatabaseHasItsOwnLines) {
   EXPECT_FALSE(bob.HasReply());
 }
 
-// Somebody who watches the key is disturbed by grants, not by those who come and go.
-TEST_F(WaitingTest, WatchersSeeGrantsOnly) {
+// WATCH is triggered by grants, not by waiters that enter and leave.
+TEST_F(WaitingTest, WatchIsTriggeredOnlyByGrants) {
   MustAcquire(client_, "job", "alice");
   Client watcher = server().Connect();
   watcher.Do("WATCH", "job");
@@ -267,7 +267,7 @@ TEST_F(WaitingTest, WatchersSeeGrantsOnly) {
 
 // --- The same owner twice ---------------------------------------------------------------------
 
-TEST_F(WaitingTest, TheNewerCallTakesOverThePlace) {
+TEST_F(WaitingTest, NewerCallTakesOverPosition) {
   MustAcquire(client_, "job", "alice");
   Waiter older(server(), "job", "bob", {.wait_ms = 2 * kMinute, .lease_ms = 1});
   Waiter carol(server(), "job", "carol");
@@ -286,14 +286,14 @@ TEST_F(WaitingTest, TheNewerCallTakesOverThePlace) {
   EXPECT_FALSE(carol.HasReply());
 }
 
-TEST_F(WaitingTest, ManyNewerCallsInOnePass) {
+TEST_F(WaitingTest, LastOfManyNewerCallsTakesOver) {
   MustAcquire(client_, "job", "alice");
   std::vector<RawConnection> calls;
   for (int i = 0; i < 20; i++) calls.push_back(server().ConnectRaw());
   server().Pause();
   for (const RawConnection& call : calls) call.SendCommand(AcquireWaiting("job", "bob"));
   server().Continue();
-  // Which of them came last is the server's choice.
+  // Which of them came last is up to the server.
   ASSERT_TRUE(Eventually([&] {
     return std::count_if(calls.begin(), calls.end(), [](auto& c) { return c.Readable(); }) == 19;
   }));
@@ -308,7 +308,7 @@ TEST_F(WaitingTest, ManyNewerCallsInOnePass) {
   EXPECT_EQ(granted, 1);
 }
 
-TEST_F(WaitingTest, OneTryLeavesTheWaitingCallAlone) {
+TEST_F(WaitingTest, CallWithoutWaitDoesNotDisturbWaitingCall) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   EXPECT_EQ(client_.Do("LOCK.ACQUIRE", "job", "bob", "PX", 1), Reply::Nil());
@@ -321,7 +321,7 @@ TEST_F(WaitingTest, OneTryLeavesTheWaitingCallAlone) {
   EXPECT_TRUE(bob.Read().IsInteger());
 }
 
-TEST_F(WaitingTest, TheSameOwnerMayWaitInSeveralLines) {
+TEST_F(WaitingTest, OwnerCanWaitInSeveralQueues) {
   MustAcquire(client_, "a", "alice");
   MustAcquire(client_, "b", "alice");
   Waiter first(server(), "a", "bob");
@@ -341,9 +341,9 @@ TEST_F(WaitingTest, TheSameOwnerMayWaitInSeveralLines) {
   EXPECT_TRUE(third.Read().IsInteger());
 }
 
-// The older call is ended by CLIENT UNBLOCK in the very pass in which the newer one came, and its
-// connection goes on with the next wait at once. That wait is not meant.
-TEST_F(WaitingTest, ASupersededCallMayEndOtherwiseFirst) {
+// CLIENT UNBLOCK ends the older call in the same pass in which the newer one arrives, and its
+// connection waits again at once. That wait must not be affected.
+TEST_F(WaitingTest, UnblockOfSupersededCallDoesNotAffectNextWait) {
   MustAcquire(client_, "job", "alice");
   MustAcquire(client_, "task", "alice");
   for (int round = 0; round < 50; round++) {
@@ -370,7 +370,7 @@ TEST_F(WaitingTest, ASupersededCallMayEndOtherwiseFirst) {
 
 // --- LOCK.INFO --------------------------------------------------------------------------------
 
-TEST_F(WaitingTest, InfoShowsTheLine) {
+TEST_F(WaitingTest, InfoShowsQueue) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob", {.wait_ms = 50000});
   Waiter carol(server(), "job", "carol", {.wait_ms = 40000});
@@ -410,7 +410,7 @@ TEST_F(WaitingTest, InfoShowsTheLine) {
   }
 }
 
-TEST_F(WaitingTest, InfoShowsTheFirstHundred) {
+TEST_F(WaitingTest, InfoShowsFirst100Waiters) {
   MustAcquire(client_, "job", "alice");
   std::vector<Waiter> waiters;
   Owners owners;
@@ -420,7 +420,7 @@ TEST_F(WaitingTest, InfoShowsTheFirstHundred) {
   }
   EXPECT_EQ(WaitingFor(client_, "job"), 150);
   EXPECT_EQ(LineOf(client_, "job"), owners);
-  // One in the middle leaves: the hundred-and-first appears.
+  // A waiter in the middle leaves: the 101st appears.
   waiters[50].Close();
   ASSERT_TRUE(Eventually([&] { return WaitingFor(client_, "job") == 149; }));
   owners.erase(owners.begin() + 50);
@@ -428,7 +428,7 @@ TEST_F(WaitingTest, InfoShowsTheFirstHundred) {
   EXPECT_EQ(LineOf(client_, "job"), owners);
 }
 
-TEST_F(WaitingTest, InfoShowsThoseWhoWaitForAPlainLock) {
+TEST_F(WaitingTest, InfoShowsWaitersForPlainLock) {
   client_.Do("SET", "job", "alice");
   Waiter bob(server(), "job", "bob");
   const Reply info = client_.Do("LOCK.INFO", "job");
@@ -437,8 +437,8 @@ TEST_F(WaitingTest, InfoShowsThoseWhoWaitForAPlainLock) {
   EXPECT_EQ(LineOf(client_, "job"), Owners{"bob"});
 }
 
-// Nobody holds it any more, nobody has it yet.
-TEST_F(WaitingTest, InfoBetweenReleaseAndGrant) {
+// There is no holder any more and no new one yet.
+TEST_F(WaitingTest, InfoShowsNoHolderBetweenReleaseAndGrant) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   RawConnection raw = server().ConnectRaw();
@@ -448,9 +448,9 @@ TEST_F(WaitingTest, InfoBetweenReleaseAndGrant) {
   EXPECT_TRUE(bob.Read().IsInteger());
 }
 
-// --- What is refused --------------------------------------------------------------------------
+// --- Refused waits ----------------------------------------------------------------------------
 
-TEST_F(WaitingTest, BadWaits) {
+TEST_F(WaitingTest, RefusesInvalidWaits) {
   MustAcquire(client_, "job", "alice");
   const std::string range =
       "ERR WAIT must be a whole number from 0 to 315360000000 in plain "
@@ -474,14 +474,14 @@ TEST_F(WaitingTest, BadWaits) {
   EXPECT_EQ(HolderOf(client_, "job"), "alice");
 }
 
-TEST_F(WaitingTest, TheLongestWait) {
+TEST_F(WaitingTest, AcceptsLongestWait) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob", {.wait_ms = 315360000000});
   Release("job", "alice");
   EXPECT_TRUE(bob.Read().IsInteger());
 }
 
-TEST_F(WaitingTest, SoManyAndNoMore) {
+TEST_F(WaitingTest, MaxWaitersLimitsWaitingCalls) {
   EXPECT_EQ(client_.Do("CONFIG", "GET", "turnstile.max-waiters").elements[1], Reply::Str("5000"));
   EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.max-waiters", 2), Reply::Ok());
   MustAcquire(client_, "job", "alice");
@@ -493,19 +493,19 @@ TEST_F(WaitingTest, SoManyAndNoMore) {
       "later");
   EXPECT_EQ(client_.Do(AcquireWaiting("job", "dave")), full);
   EXPECT_EQ(client_.Do(AcquireWaiting("other", "dave")), full);
-  // What needs no new place is done all the same.
+  // Calls that need no new position are still served.
   EXPECT_EQ(client_.Do("LOCK.ACQUIRE", "job", "dave", "PX", 1), Reply::Nil());
   EXPECT_TRUE(client_.Do(AcquireWaiting("free", "dave")).IsInteger());
   Waiter again(server(), "job", "bob");
   EXPECT_TRUE(bob.Read().IsError("UNBLOCKED"));
-  // A place becomes free.
+  // A position becomes free.
   Release("job", "alice");
   EXPECT_TRUE(again.Read().IsInteger());
   Waiter dave(server(), "job", "dave");
   EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.max-waiters", 0), Reply::Ok());
   EXPECT_TRUE(client_.Do(AcquireWaiting("job", "erin")).IsError("WAITLIMIT 0 "));
   Release("job", "bob");
-  EXPECT_TRUE(dave.Read().IsInteger()) << "who waits already stays";
+  EXPECT_TRUE(dave.Read().IsInteger()) << "existing waiters stay";
   EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.max-waiters", 5000), Reply::Ok());
 }
 

@@ -42,10 +42,11 @@ def ask(port, path, **parameters):
 
 
 def info(port):
+    """The fields of INFO turnstile that are numbers."""
     text = subprocess.run(["redis-cli", "-p", str(port), "INFO", "turnstile"],
                           check=True, capture_output=True, text=True, timeout=10).stdout
     return {name: decimal.Decimal(value)
-            for name, value in re.findall(r"^(turnstile_\w+):(.*?)\s*$", text, re.MULTILINE)}
+            for name, value in re.findall(r"^(turnstile_\w+):(-?[\d.]+)\s*$", text, re.MULTILINE)}
 
 
 def scrape(port):
@@ -94,7 +95,7 @@ def check_names(where, expression, series):
 
 
 def check_figures(options):
-    """Every field of INFO turnstile is on the exporter's page, with its value. Returns the page."""
+    """Every number of INFO turnstile is on the exporter's page, with its value. Returns the page."""
     before = info(options.server_port)
     series = scrape(options.exporter_port)
     after = info(options.server_port)

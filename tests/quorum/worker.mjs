@@ -5,7 +5,7 @@
 import { Quorum } from '../../client-examples/node/quorum.mjs';
 import { connectToRegister } from '../support/register.mjs';
 
-/** The example's client on a network that has lost some of the servers. */
+/** The example's client on a network in which some servers are unreachable. */
 class PartitionedQuorum extends Quorum {
   cut = new Set();
 
@@ -20,7 +20,7 @@ const leaseMs = Number(lease);
 const quorum = await PartitionedQuorum.open(urls);
 const { tell, end } = await connectToRegister(registerPort, 'node');
 
-// The register reads the same monotonic clock, but performance.now() counts from another moment.
+// The register uses the same monotonic clock, but performance.now() has a different origin.
 const endOf = (hold) =>
   Math.floor(Number(process.hrtime.bigint()) / 1e3 + (hold.until - performance.now()) * 1e3);
 
@@ -32,7 +32,7 @@ for (;;) {
   if (!hold) continue;
   const [todo] = await tell('enter', hold.token, endOf(hold));
   if (todo === 'oversleep') {
-    await tell('late-write', hold.token); // answered when somebody else has written
+    await tell('late-write', hold.token); // the register replies when another worker has written
   } else if (todo !== 'too-late') {
     if (todo === 'extend' && (await hold.extend(leaseMs))) {
       await tell('extended', hold.token, endOf(hold));

@@ -15,7 +15,7 @@ from quorum import Quorum  # noqa: E402
 
 
 class PartitionedQuorum(Quorum):
-    """The example's client on a network that has lost some of the servers."""
+    """The example's client on a network in which some servers are unreachable."""
 
     cut = frozenset()
 
@@ -50,7 +50,7 @@ def main(register_port, lease_ms, *urls):
             continue
         [order] = tell("enter", hold.token, end_of(hold))
         if order == "oversleep":
-            tell("late-write", hold.token)  # answered when somebody else has written
+            tell("late-write", hold.token)  # the register replies when another worker has written
         elif order != "too-late":
             if order == "extend" and hold.extend(lease_ms):
                 tell("extended", hold.token, end_of(hold))

@@ -2,17 +2,16 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
+#include <cstdlib>
 #include <utility>
 
+#include "core/check.h"
 #include "core/encoding.h"
 #include "core/fact.h"
 
 namespace turnstile::sim {
 namespace {
-
-constexpr std::string_view kHeldCommand = "LOCK.HELD";
-constexpr std::string_view kFactCommand = "LOCK.FACT";
-constexpr std::string_view kReleaseCommand = "LOCK.RELEASE";
 
 std::string Digits(int64_t number) { return std::to_string(number); }
 std::string Digits(Instant moment) { return std::to_string(moment.time_since_epoch().count()); }
@@ -54,12 +53,20 @@ CommandLog::Command CommandLog::Read(size_t index) const {
 
 // --- What the server is doing -------------------------------------------------------------------
 
+namespace {
+
+// The server in which the engine runs now, on this thread.
+thread_local SimHost* running = nullptr;
+
+}  // namespace
+
 class SimHost::As {
  public:
   As(SimHost& host, Doing doing, const Caller* caller = nullptr)
       : host_(host),
         doing_(std::exchange(host.doing_, doing)),
-        caller_(std::exchange(host.caller_, caller)) {}
+        caller_(std::exchange(host.caller_, caller)),
+        running_(std::exchange(running, &host)) {}
   As(SimHost& host, Doing doing, const Now& now, const Caller* caller = nullptr)
       : As(host, doing, caller) {
     host.now_ = now;
@@ -67,6 +74,7 @@ class SimHost::As {
   ~As() {
     host_.doing_ = doing_;
     host_.caller_ = caller_;
+    running = running_;
   }
   As(const As&) = delete;
   As& operator=(const As&) = delete;
@@ -75,6 +83,7 @@ class SimHost::As {
   SimHost& host_;
   Doing doing_;
   const Caller* caller_;
+  SimHost* running_;
 };
 
 SimHost::SimHost() : engine_(*this) {}
@@ -113,7 +122,7 @@ SimHost::Key* SimHost::LookUp(int db, std::string_view key) {
   return nullptr;
 }
 
-void SimHost::Remove(int db, std::string_view key) {
+void SimHost::Replace(int db, std::string_view key) {
   Database& database = DatabaseOf(db);
   const auto found = database.find(key);
   if (found == database.end()) return;
@@ -122,32 +131,43 @@ void SimHost::Remove(int db, std::string_view key) {
   ForgetSessions(db, name);
   const As as(*this, Doing::kEvent);
   const Lock* lock = removed.mapped().lock.get();
-  if (lock != nullptr) {
-    const bool told = !engine_.is_removing() && role_ != Role::kLoading;
-    engine_.OnKeyRemoved({db, name}, *lock, told ? std::optional(now_.moment()) : std::nullopt);
-  }
+  if (lock == nullptr) return;
+  const bool told = !engine_.is_removing() && role_ != Role::kLoading;
+  engine_.OnKeyRemoved({db, name}, *lock, role_,
+                       told ? std::optional(now_.moment()) : std::nullopt);
+}
+
+void SimHost::Remove(int db, std::string_view key) {
+  if (Find(db, key) == nullptr) return;
+  const std::string name(key);
+  Replace(db, name);
+  const As as(*this, Doing::kEvent);
   // Of what a module deletes the server tells nobody else.
   if (!engine_.is_removing()) engine_.OnKeyChanged(name);
 }
 
 void SimHost::StringChanged(std::string_view key) {
-  if (!watches_strings_) return;
+  if (!listens_for_string_writes_) return;
   const As as(*this, Doing::kEvent);
   engine_.OnKeyChanged(key);
 }
 
-void SimHost::Tell(int db, std::initializer_list<std::string_view> words) {
-  log_.Append(db, std::span(words.begin(), words.size()));
+void SimHost::WriteLog(int db, std::span<const std::string_view> words) {
+  if (has_consumers_) log_.Append(db, words);
 }
 
-Place SimHost::PlaceIn(const Key* key) const {
-  Place place;
-  if (key == nullptr) return place;
-  place.lock = key->lock.get();
+void SimHost::Tell(int db, std::initializer_list<std::string_view> words) {
+  WriteLog(db, std::span(words.begin(), words.size()));
+}
+
+KeyState SimHost::StateIn(const Key* key) const {
+  KeyState state;
+  if (key == nullptr) return state;
+  state.lock = key->lock.get();
   if (key->text.has_value() && engine_.settings().plain_locks) {
-    place.plain = PlainLock{.value = *key->text, .end = key->expiry.value_or(kMaxInstant)};
+    state.plain = PlainLock{.value = *key->text, .end = key->expiry};
   }
-  return place;
+  return state;
 }
 
 // --- What clients do ----------------------------------------------------------------------------
@@ -187,13 +207,20 @@ void SimHost::ForgetSessions(int db, std::string_view key) {
   });
 }
 
-bool SimHost::HasHoldOfClosedConnection() const {
-  return std::any_of(sessions_.begin(), sessions_.end(), [this](const auto& session) {
+void SimHost::CheckClosedSessions() {
+  std::erase_if(sessions_, [this](const auto& session) {
     const auto& [db, key, owner] = session.first;
-    const Lock* lock = closed_.contains(session.second) ? FindLock(db, key) : nullptr;
+    if (!closed_.contains(session.second)) return false;
+    if (engine_.sessions().IsBound({db, key}, Owner{owner})) return false;  // not yet
+    const Lock* lock = FindLock(db, key);
     const auto hold = lock == nullptr ? std::nullopt : lock->Find(Owner{owner});
-    return hold.has_value() && hold->LiveAt(now_.moment());
+    if (hold.has_value() && hold->LiveAt(now_.moment())) Fail("a hold outlives its connection");
+    // Looked at once: what has ended may live again when the clock is set back.
+    return true;
   });
+  if (role_ == Role::kPrimary && engine_.sessions().has_ended() && NextDue().is_never()) {
+    Fail("a session that has ended is forgotten");
+  }
 }
 
 CountResult SimHost::Release(const Caller& caller, std::span<const std::string_view> keys,
@@ -234,7 +261,11 @@ void SimHost::Disconnect(uint64_t connection, const Now& now) {
     if (parked.connection == connection) SendAway(parked, /*as_timeout=*/false, now.tick());
   }
   const As as(*this, Doing::kEvent);
-  engine_.OnDisconnected(connection);
+  if (watches_connections_) {
+    engine_.OnDisconnected(connection);
+  } else if (engine_.sessions().HasAny(connection)) {
+    Fail("nobody watches a connection that holds are bound to");
+  }
 }
 
 bool SimHost::Unblock(uint64_t connection, bool as_timeout, const Now& now) {
@@ -271,17 +302,28 @@ bool SimHost::Delete(int db, std::string_view key, const Now& now) {
 bool SimHost::Evict(int db, std::string_view key, const Now& now) {
   const As as(*this, Doing::kCommand, now);
   if (LookUp(db, key) == nullptr) return false;
-  Remove(db, key);
-  engine_.OnKeyEvicted({db, key});
+  Replace(db, key);
+  {
+    const As event(*this, Doing::kEvent);
+    engine_.OnKeyEvicted({db, key});
+    engine_.OnKeyChanged(key);
+  }
   Tell(db, {"DEL", key});
   return true;
+}
+
+bool SimHost::Migrate(int db, std::string_view key, const Now& now) {
+  migrates_ = true;
+  const bool went = Delete(db, key, now);
+  migrates_ = false;
+  return went;
 }
 
 void SimHost::Set(int db, std::string_view key, std::string_view value, std::optional<Instant> end,
                   const Now& now) {
   const As as(*this, Doing::kCommand, now);
   LookUp(db, key);
-  Remove(db, key);
+  Replace(db, key);
   DatabaseOf(db).insert_or_assign(std::string(key), Key{{}, std::string(value), end});
   StringChanged(key);
   Tell(db, {"SET", key, value, end.has_value() ? Digits(*end) : ""});
@@ -290,7 +332,7 @@ void SimHost::Set(int db, std::string_view key, std::string_view value, std::opt
 void SimHost::Push(int db, std::string_view key, const Now& now) {
   const As as(*this, Doing::kCommand, now);
   LookUp(db, key);
-  Remove(db, key);
+  Replace(db, key);
   DatabaseOf(db).insert_or_assign(std::string(key), Key{});
   StringChanged(key);
   Tell(db, {"LPUSH", key});
@@ -300,20 +342,19 @@ bool SimHost::Rename(int db, std::string_view from, std::string_view to, const N
   const As as(*this, Doing::kCommand, now);
   if (from == to || LookUp(db, from) == nullptr) return false;
   LookUp(db, to);
-  Remove(db, to);
+  Replace(db, to);
   auto moved = DatabaseOf(db).extract(DatabaseOf(db).find(from));
   ForgetSessions(db, from);
-  {
+  if (moved.mapped().lock != nullptr) {
     const As event(*this, Doing::kEvent);
-    if (moved.mapped().lock != nullptr) {
-      engine_.OnKeyRemoved({db, from}, *moved.mapped().lock, now.moment());
-    }
+    engine_.OnKeyRemoved({db, from}, *moved.mapped().lock, role_, now.moment());
   }
   moved.key() = std::string(to);
   DatabaseOf(db).insert(std::move(moved));
   const As event(*this, Doing::kEvent);
   engine_.OnKeyRenamed({db, from});
   engine_.OnKeyChanged(from);
+  engine_.OnKeyArrived(to);
   engine_.OnKeyChanged(to);
   if (role_ == Role::kPrimary) engine_.OnTtlChanged(to);
   Tell(db, {"RENAME", from, to});
@@ -325,18 +366,18 @@ bool SimHost::Move(int db, std::string_view key, int to, const Now& now) {
   if (db == to || LookUp(db, key) == nullptr || LookUp(to, key) != nullptr) return false;
   auto moved = DatabaseOf(db).extract(DatabaseOf(db).find(key));
   ForgetSessions(db, key);
-  {
+  const bool is_lock = moved.mapped().lock != nullptr;
+  if (is_lock) {
     const As event(*this, Doing::kEvent);
-    if (moved.mapped().lock != nullptr) {
-      engine_.OnKeyRemoved({db, key}, *moved.mapped().lock, now.moment());
-      engine_.OnLocksMayBeIn(to);
-    }
+    engine_.OnKeyRemoved({db, key}, *moved.mapped().lock, role_, now.moment());
   }
   DatabaseOf(to).insert(std::move(moved));
   const As event(*this, Doing::kEvent);
   engine_.OnKeyRenamed({db, key});
-  engine_.OnKeyChanged(key);
-  engine_.OnKeyChanged(key);
+  engine_.OnKeyChanged(key);  // move_from
+  engine_.OnKeyArrived(key);
+  engine_.OnKeyChanged(key);  // move_to
+  if (is_lock) engine_.OnLocksMayBeIn(to);
   if (role_ == Role::kPrimary) engine_.OnTtlChanged(key);
   const std::string target = std::to_string(to);
   Tell(db, {"MOVE", key, target});
@@ -396,11 +437,11 @@ bool SimHost::Restore(int db, std::string_view key, std::string_view bytes, Inst
   const Token highest = lock->last(Lock::Order::kByToken).token;
   if (!engine_.tokens().clock().MayAdopt(highest, now.wall)) return false;
   LookUp(db, key);
-  Remove(db, key);
   {
     const As event(*this, Doing::kEvent);
-    engine_.OnLockLoaded(db, highest);
+    engine_.OnLockLoaded({db, key}, highest);
   }
+  Replace(db, key);
   DatabaseOf(db).insert_or_assign(std::string(key), Key{std::move(lock), {}, end});
   {
     const As event(*this, Doing::kEvent);
@@ -416,23 +457,26 @@ bool SimHost::Restore(int db, std::string_view key, std::string_view bytes, Inst
 void SimHost::Turn(const Now& now, size_t budget) {
   const As as(*this, Doing::kPass, now);
   wants_turn_ = false;
-  engine_.Drain();
+  for (const auto& [db, database] : databases_) {
+    for (const auto& [name, key] : database) {
+      if (key.lock != nullptr && !engine_.MayBeLock(name)) Fail("a lock is taken for another key");
+    }
+  }
+  if (StoredLocks() == 0) engine_.OnLocksGone();
+  if (!runs_passes_ && !due_.IsDueAt(now.moment())) {
+    if (!engine_.is_idle()) Fail("the engine has work and has not asked to be run");
+    return;
+  }
+  engine_.PublishPending();
   due_ = engine_.RunDueWork(now, Budget(budget));
-  const bool is_done = !wants_turn_ && (!due_.has_value() || *due_ > now.moment());
-  if (!is_done || !MayWrite()) return;
-  if (HasHoldOfClosedConnection()) Fail("a hold outlives its connection");
-  // Looked at once: what lingers lives again when the clock is set back.
-  std::erase_if(sessions_, [this](const auto& each) { return closed_.contains(each.second); });
-}
-
-std::optional<Instant> SimHost::NextDue() const {
-  if (wants_turn_) return kMinInstant;
-  return due_;
+  runs_passes_ = !engine_.is_idle();
+  if (engine_.sessions().empty()) watches_connections_ = false;
+  CheckClosedSessions();
 }
 
 void SimHost::ExpireCycle(const Now& now) {
   const As as(*this, Doing::kCommand, now);
-  if (role_ != Role::kPrimary) return;
+  if (role_ != Role::kPrimary || !may_write) return;
   for (const auto& [db, key] : Keys()) LookUp(db, key);
 }
 
@@ -444,7 +488,7 @@ void SimHost::BecomePrimary() {
 
 void SimHost::BeOldPrimary(FineInstant now) {
   BecomePrimary();
-  engine_.tokens().ProcessStarted(now - std::chrono::hours{24});
+  engine_.OnStarted(now - std::chrono::hours{24});
   const Millis margin = std::exchange(engine_.settings().token_margin, Millis{0});
   engine_.tokens().Issuing(now - engine_.settings().failover_grace - Millis{1} - kStartStep);
   engine_.settings().token_margin = margin;
@@ -471,8 +515,8 @@ void SimHost::Apply(const CommandLog::Command& command) {
   const std::string_view name = command.words.front();
   const int db = command.db;
   if (name == kHeldCommand) {
-    const auto parsed = ParseHeldFact(args);
-    const auto* fact = std::get_if<HeldFact>(&parsed);
+    const auto parsed = ParseHoldSetFact(args);
+    const auto* fact = std::get_if<HoldSetFact>(&parsed);
     fact == nullptr ? Fail("a fact is not understood")
                     : engine_.ApplyFact({.lock = {db, fact->key}}, *fact);
   } else if (name == kFactCommand) {
@@ -486,7 +530,7 @@ void SimHost::Apply(const CommandLog::Command& command) {
     request == nullptr ? Fail("a release is not understood")
                        : engine_.ApplyRelease({.lock = {db, args[0]}}, request->owner);
   } else {
-    log_.Append(db, command.words);
+    WriteLog(db, command.words);
     if (name == "DEL") {
       Remove(db, args[0]);
     } else if (name == "FLUSHALL" || name == "FLUSHDB") {
@@ -512,6 +556,11 @@ void SimHost::Apply(const CommandLog::Command& command) {
         Fail("a key is moved that is not there");
       } else {
         Remove(to, new_name);
+        if (moved.mapped().lock != nullptr) {
+          engine_.OnKeyRemoved({db, args[0]}, *moved.mapped().lock, role_, std::nullopt);
+        }
+        engine_.OnKeyRenamed({db, args[0]});
+        engine_.OnKeyArrived(new_name);
         moved.key() = std::string(new_name);
         DatabaseOf(to).insert(std::move(moved));
         engine_.OnLocksMayBeIn(to);
@@ -529,7 +578,7 @@ void SimHost::Apply(const CommandLog::Command& command) {
     } else if (name == "RESTORE") {
       Remove(db, args[0]);
       std::unique_ptr<Lock> lock = Decode(args[1], kCurrentEncoding);
-      engine_.OnLockLoaded(db, lock->last(Lock::Order::kByToken).token);
+      engine_.OnLockLoaded({db, args[0]}, lock->last(Lock::Order::kByToken).token);
       DatabaseOf(db).insert_or_assign(std::string(args[0]),
                                       Key{std::move(lock), {}, ParseInstant(args[2])});
     } else {
@@ -537,6 +586,12 @@ void SimHost::Apply(const CommandLog::Command& command) {
     }
   }
   applying_ = nullptr;
+}
+
+SimHost::Copy SimHost::GainConsumers(FineInstant now) {
+  has_consumers_ = true;
+  log_.Clear();
+  return Save(now);
 }
 
 SimHost::Copy SimHost::Save(FineInstant now) {
@@ -571,13 +626,20 @@ void SimHost::Load(const Copy& copy) {
     if (value.kind == Copy::Value::Kind::kLock) {
       key.lock = Decode(value.bytes, kCurrentEncoding);
       if (key.lock == nullptr) return Fail("a lock that was saved does not load");
-      engine_.OnLockLoaded(where.first, key.lock->last(Lock::Order::kByToken).token);
+      engine_.OnLockLoaded({where.first, where.second},
+                           key.lock->last(Lock::Order::kByToken).token);
     } else if (value.kind == Copy::Value::Kind::kString) {
       key.text = value.bytes;
     }
     DatabaseOf(where.first).insert_or_assign(where.second, std::move(key));
   }
   if (copy.clock.has_value()) engine_.tokens().Observe(*copy.clock);
+  role_ = before;
+}
+
+void SimHost::Replay(const CommandLog& log) {
+  const Role before = std::exchange(role_, Role::kLoading);
+  for (size_t i = 0; i < log.size(); ++i) Apply(log.Read(i));
   role_ = before;
 }
 
@@ -593,7 +655,7 @@ std::optional<Instant> SimHost::ExpiryOf(int db, std::string_view key) const {
   return found == nullptr ? std::nullopt : found->expiry;
 }
 
-Place SimHost::PlaceOf(int db, std::string_view key) const { return PlaceIn(Find(db, key)); }
+KeyState SimHost::StateOf(int db, std::string_view key) const { return StateIn(Find(db, key)); }
 
 std::vector<std::pair<int, std::string>> SimHost::Keys() const {
   std::vector<std::pair<int, std::string>> keys;
@@ -611,7 +673,7 @@ std::string SimHost::Describe() const {
       if (key.lock != nullptr) {
         for (const Hold& hold : key.lock->holds(Lock::Order::kByToken)) {
           text += std::string(hold.owner.bytes) + ':' + std::to_string(hold.token.value) + ':' +
-                  Digits(hold.closes()) + ' ';
+                  Digits(hold.blocks_until()) + ' ';
         }
       } else {
         text += key.text.value_or("(a list)") + ' ';
@@ -644,31 +706,28 @@ bool SimHost::IsParked(uint64_t connection) const {
 
 bool SimHost::LeavesSomebodyWaiting(const Now& now) {
   const Instant moment = now.moment();
-  const auto due = NextDue();
-  if (role_ != Role::kPrimary || parked_.empty() || (due.has_value() && *due <= moment)) {
-    return false;
-  }
+  if (role_ != Role::kPrimary || parked_.empty() || NextDue().IsDueAt(moment)) return false;
   for (const ParkedCall& parked : parked_) {
     const WaitingCall& call = *parked.call;
-    if (!call.in_line()) return true;  // answered in the last pass
-    std::vector<Site> sites;
+    if (!call.is_queued()) return true;  // answered in the last pass
+    std::vector<LockView> views;
     // One whose own hold keeps those ahead waiting is right where it is, unless it stands in front
     // because of that.
     bool holds = false;
     for (size_t i = 0; i < call.size(); ++i) {
-      const Place place = PlaceOf(call.lock(i).db, call.lock(i).key);
-      sites.push_back({place, call.AheadOf(i)});
+      const KeyState state = StateOf(call.lock(i).db, call.lock(i).key);
+      views.push_back({state, call.AheadOf(i)});
       // Strings are not watched while nobody waits for one: whoever gets the lock by a SET of its
       // own name is looked at when its line wakes (storm 8173).
-      if (place.plain.has_value() && place.plain->value == call.request().owner.bytes) holds = true;
+      if (state.plain.has_value() && state.plain->value == call.request().owner.bytes) holds = true;
       holds =
-          holds || (place.lock != nullptr && place.lock->Find(call.request().owner).has_value() &&
-                    !(call.size() == 1 && IsUpgrade(place, call.request(), moment)));
+          holds || (state.lock != nullptr && state.lock->Find(call.request().owner).has_value() &&
+                    !(call.size() == 1 && IsUpgrade(state, call.request(), moment)));
     }
     if (holds) continue;
     const GrantRules rules{.grace = engine_.tokens().GraceAt(moment),
                            .max_holders = engine_.settings().max_holders};
-    if (turnstile::Decide(sites, call.request(), now.wall, engine_.tokens().clock(), rules)
+    if (turnstile::Decide(views, call.request(), now.wall, engine_.tokens().clock(), rules)
             .granted()) {
       return true;
     }
@@ -677,13 +736,13 @@ bool SimHost::LeavesSomebodyWaiting(const Now& now) {
 }
 
 bool SimHost::KeepsSomebodyTooLong(FineTick now) const {
-  if (NextDue().has_value() && *NextDue() <= now_.moment()) return false;  // it goes on at once
+  if (NextDue().IsDueAt(now_.moment())) return false;  // it goes on at once
   return std::any_of(parked_.begin(), parked_.end(),
                      [now](const ParkedCall& parked) { return parked.until + Millis{1} < now; });
 }
 
 bool SimHost::IsQueueClean() const {
-  return parked_.empty() && engine_.queue().empty() && engine_.queue().lines() == 0;
+  return parked_.empty() && engine_.queue().empty() && engine_.queue().queues() == 0;
 }
 
 // --- Host: keys ---------------------------------------------------------------------------------
@@ -701,21 +760,28 @@ KeyContent SimHost::Open(const KeyName& name, Access /*access*/) {
 }
 
 PlainLock SimHost::ReadPlain(const KeyContent& content) {
-  const Place place = PlaceOf(content.name.db, content.name.key);
-  if (!place.plain.has_value()) {
+  const KeyState state = StateOf(content.name.db, content.name.key);
+  if (!state.plain.has_value()) {
     Fail("a plain lock has gone while it was open");
     return {};
   }
-  return *place.plain;
+  return *state.plain;
 }
 
 void SimHost::Close(KeyContent& key) { delete static_cast<std::string*>(key.handle); }
 
+// Outside commands nobody else sees to it that a server that must not write does not.
+void SimHost::CheckMayChange() {
+  if (doing_ == Doing::kPass && !MayWrite()) Fail("a write that is not allowed now");
+}
+
 void SimHost::Store(KeyContent& content, Lock* lock) {
+  CheckMayChange();
+  if (content.is_other && doing_ != Doing::kApplying) Fail("what is no lock is overwritten");
   Database& database = DatabaseOf(content.name.db);
   auto found = database.find(content.name.key);
   if (found != database.end() && found->second.lock == nullptr) {
-    Remove(content.name.db, content.name.key);
+    Replace(content.name.db, content.name.key);  // by a module: the server tells nobody
     found = database.end();
   }
   if (found == database.end()) {
@@ -724,12 +790,13 @@ void SimHost::Store(KeyContent& content, Lock* lock) {
   Key& key = found->second;
   if (key.lock.get() != content.lock) Fail("a key has changed while it was open");
   if (key.lock.get() != lock) key.lock.reset(lock);
-  key.expiry = lock->closes();
+  key.expiry = lock->blocks_until();
   content.lock = lock;
   content.is_plain = false;
 }
 
 void SimHost::Delete(KeyContent& content) {
+  CheckMayChange();
   if (!engine_.is_removing()) Fail("a key is deleted without a word");
   Remove(content.name.db, content.name.key);
   content.lock = nullptr;
@@ -739,13 +806,25 @@ std::optional<Instant> SimHost::ExpiryOf(const KeyContent& content) {
   return ExpiryOf(content.name.db, content.name.key);
 }
 
+const char* SimHost::MissingCommandFor(const Change& change) {
+  const std::string_view needed = std::holds_alternative<PlainFreed>(change) ? "DEL" : "PEXPIREAT";
+  return missing_command != nullptr && missing_command == needed ? missing_command : nullptr;
+}
+
 void SimHost::ChangePlain(KeyContent& content, const Change& change) {
+  CheckMayChange();
+  if (MissingCommandFor(change) != nullptr) return Fail("a command is called that is not there");
   const auto [db, key] = content.name;
   content.is_plain = false;
   if (const auto* extended = std::get_if<PlainExtended>(&change)) {
     Key* found = Find(db, key);
     if (found == nullptr) return Fail("a plain lock has gone while it was open");
     found->expiry = extended->end;
+    {
+      const As event(*this, Doing::kEvent);
+      engine_.OnKeyChanged(key);
+      if (StoredLocks() > 0) engine_.OnTtlChanged(key);
+    }
     Tell(db, {"PEXPIREAT", key, Digits(extended->end)});
   } else {
     Remove(db, key);
@@ -777,11 +856,12 @@ void SimHost::CheckVia(Via via) {
   }
 }
 
-void SimHost::Replicate(const KeyContent& key, const Held& held, Via via, Instant /*now*/) {
+void SimHost::Replicate(const KeyContent& key, const HoldSet& held, Via via, Instant /*now*/) {
   CheckVia(via);
   if (via == Via::kCommand) Fail("a command is replicated that only asks");
-  if (on_held) on_held(key.name, held);
-  const HeldNumbers numbers(held.hold);
+  if (on_hold_set) on_hold_set(key.name, held);
+  if (!has_consumers_) return;
+  const HoldNumbers numbers(held.hold);
   const std::string count = Digits(held.hold.count);
   const std::string linger = Digits(held.hold.linger.count());
   std::vector<std::string_view> words = {kHeldCommand, key.name.key, held.hold.owner.bytes,
@@ -789,10 +869,10 @@ void SimHost::Replicate(const KeyContent& key, const Held& held, Via via, Instan
   if (held.mode != Mode::kExclusive) words.push_back(WordFor(held.mode));
   if (held.hold.count != 1) words.insert(words.end(), {kCountWord, count});
   if (held.hold.linger != Millis{0}) words.insert(words.end(), {kLingerWord, linger});
-  log_.Append(key.name.db, words);
+  WriteLog(key.name.db, words);
 }
 
-void SimHost::Replicate(const KeyContent& key, const Released& released, Via via) {
+void SimHost::Replicate(const KeyContent& key, const HoldReleased& released, Via via) {
   CheckVia(via);
   if (via == Via::kCommand && keys_of_command_ != 1) {
     Fail("a command is replicated that says more than what is done");
@@ -800,13 +880,13 @@ void SimHost::Replicate(const KeyContent& key, const Released& released, Via via
   Tell(key.name.db, {kReleaseCommand, key.name.key, released.owner.bytes});
 }
 
-void SimHost::Replicate(const KeyContent& key, const Ended& ended) {
+void SimHost::Replicate(const KeyContent& key, const HoldEnded& ended) {
   std::vector<std::string_view> words = {kFactCommand, kFactEnded, key.name.key, ended.owner.bytes};
   if (const std::string_view how = WordFor(ended.how); !how.empty()) words.push_back(how);
-  log_.Append(key.name.db, words);
+  WriteLog(key.name.db, words);
 }
 
-void SimHost::Replicate(const KeyContent& key, const Expired& expired) {
+void SimHost::Replicate(const KeyContent& key, const HoldsExpired& expired) {
   Tell(key.name.db, {kFactCommand, kFactExpired, key.name.key, Digits(expired.before)});
 }
 
@@ -814,28 +894,31 @@ void SimHost::Replicate(const KeyContent& key, const SessionsEnded& ended) {
   const std::string at = Digits(ended.at);
   std::vector<std::string_view> words = {kFactCommand, kFactSession, key.name.key, at};
   for (const Owner owner : ended.owners) words.push_back(owner.bytes);
-  log_.Append(key.name.db, words);
+  WriteLog(key.name.db, words);
 }
 
 void SimHost::ReplicateVerbatim() {
   if (applying_ == nullptr) return Fail("nothing is running that could be replicated");
-  log_.Append(applying_->db, applying_->words);
+  WriteLog(applying_->db, applying_->words);
 }
 
 void SimHost::ReplicateFloor(Token floor) {
+  CheckMayChange();
+  if (!may_replicate_floor) Fail("a fact without a key is replicated while a slot leaves");
   Tell(0, {kFactCommand, kFactFloor, Digits(static_cast<int64_t>(floor.value))});
 }
 
 // --- Host: callers ------------------------------------------------------------------------------
 
 std::optional<uint64_t> SimHost::CallerConnection() {
-  if (caller_ == nullptr) return std::nullopt;
+  if (caller_ == nullptr || caller_->in_script) return std::nullopt;
   return caller_->connection;
 }
 
-std::optional<std::string> SimHost::CallerUser() {
-  if (caller_ == nullptr) return std::nullopt;
-  return caller_->user;
+std::optional<Host::ParkableCaller> SimHost::CallerToPark() {
+  const bool may_park = caller_ != nullptr && caller_->may_block && !caller_->in_script;
+  if (!may_park || caller_->user.empty()) return std::nullopt;
+  return ParkableCaller{.connection = caller_->connection, .user = caller_->user};
 }
 
 bool SimHost::Park(WaitingCall& call) {
@@ -843,7 +926,9 @@ bool SimHost::Park(WaitingCall& call) {
     Fail("nobody waits");
     return false;
   }
+  if (lets_nobody_wait) return false;
   if (IsParked(caller_->connection)) Fail("a connection waits twice");
+  runs_passes_ = true;
   parked_.push_back({&call, caller_->connection, caller_->tag,
                      now_.steady + std::chrono::ceil<Millis>(call.request().wait),
                      std::string(call.request().owner.bytes)});
@@ -864,26 +949,47 @@ void SimHost::Answer(WaitingCall& call) {
       NoteSession({db, key}, Owner{found->owner}, call.request().session, found->connection);
     }
   }
-  answered_.push_back({&call, found->connection, found->tag});
+  answered_.push_back({&call, found->connection, found->tag, log_.size()});
   unreplied_.insert(&call);
   parked_.erase(found);
 }
 
-std::optional<std::string> SimHost::GrantRefusal(const WaitingCall& call, const KeyContent& key) {
-  if (out_of_memory) return "OOM";
-  if (users_without_rights.contains(call.user())) return "NOPERM";
-  if (keys_of_lost_slots.contains(key.name.key)) return "MOVED";
+std::optional<std::string> SimHost::WriteRefusal(std::string_view user, std::string_view key,
+                                                 bool needs_memory) const {
+  if (keys_of_lost_slots.contains(key)) return "MOVED";
+  if (users_without_rights.contains(user)) return "NOPERM";
+  if (needs_memory && (out_of_memory || grants_until_out_of_memory == 0U)) return "OOM";
+  if (lacks_replicas) return "NOREPLICAS";
   return std::nullopt;
 }
 
-void SimHost::RefreshSlots(FineInstant /*now*/) {
-  if (keys_of_lost_slots.empty()) return;
-  engine_.EndWaits([this](LockName lock) {
-    return keys_of_lost_slots.contains(lock.key) ? std::optional<std::string>("MOVED")
-                                                 : std::nullopt;
-  });
+std::optional<std::string> SimHost::GrantRefusal(const WaitingCall& call, const KeyContent& key) {
+  if (!MayWrite()) Fail("somebody is granted a lock while writes are not allowed");
+  std::optional<std::string> refusal = WriteRefusal(call.user(), key.name.key, true);
+  if (!refusal.has_value() && grants_until_out_of_memory.has_value()) {
+    --*grants_until_out_of_memory;
+  }
+  return refusal;
 }
 
-std::optional<Instant> SimHost::NextSlotRefresh() { return std::nullopt; }
+void SimHost::BeforeGrant(LockName lock, FineInstant now) {
+  const auto came = keys_of_new_slots.find(lock.key);
+  if (came == keys_of_new_slots.end()) return;
+  keys_of_new_slots.erase(came);
+  engine_.tokens().OnSlotsArrived(now);
+}
+
+std::optional<std::string> SimHost::SlotRefusal(LockName lock) {
+  return keys_of_lost_slots.contains(lock.key) ? std::optional<std::string>("MOVED") : std::nullopt;
+}
 
 }  // namespace turnstile::sim
+
+// A broken invariant is a fault of the server that runs, so that the run with its seed reports it.
+void turnstile::OnCheckFailed(const char* condition, const char* function) {
+  if (sim::running == nullptr) {
+    std::fprintf(stderr, "%s: not (%s)\n", function, condition);
+    std::abort();
+  }
+  sim::running->Fail(condition);
+}

@@ -61,8 +61,9 @@ struct Caller {
   uint64_t connection = 1;
   uint64_t tag = 0;
   int db = 0;
-  std::string user = "default";
+  std::string user = "default";  // empty: a module that calls on behalf of nobody
   bool may_block = true;
+  bool in_script = false;  // nothing there tells the connection
 };
 
 // The answer to a call that waited. Somebody has to say whether it reached the caller (Replied).
@@ -70,6 +71,7 @@ struct Answered {
   WaitingCall* call;
   uint64_t connection;
   uint64_t tag;
+  size_t log_size;  // how much had been replicated by then
 };
 
 class SimHost final : public Host {
@@ -135,10 +137,12 @@ class SimHost final : public Host {
 
   // --- What the server does by itself
 
+  // MIGRATE: the key goes to another node of the cluster, which the source sees as a deletion.
+  bool Migrate(int db, std::string_view key, const Now& now);
   // A pass of the event loop.
   void Turn(const Now& now, size_t budget = 5'000);
   // When the next pass has something to do; at once if that is in the past.
-  std::optional<Instant> NextDue() const;
+  Due NextDue() const { return wants_turn_ ? Due::AtOnce() : due_; }
   bool Evict(int db, std::string_view key, const Now& now);
   // Removes a key whose time is over, as the server's cron does.
   void ExpireCycle(const Now& now);
@@ -154,28 +158,50 @@ class SimHost final : public Host {
   void Apply(const CommandLog::Command& command);
   Copy Save(FineInstant now);
   void Load(const Copy& copy);
+  // Obeys a log from its beginning, as a server that starts does its AOF.
+  void Replay(const CommandLog& log);
+
+  // Nobody reads what it replicates any more; or somebody begins to, with a copy of all data, and
+  // finds the rest in a log that begins there.
+  void LoseConsumers() { has_consumers_ = false; }
+  Copy GainConsumers(FineInstant now);
+  bool has_consumers() const { return has_consumers_; }
 
   // --- What it does not allow now
 
   bool may_write = true;  // outside commands: CLIENT PAUSE, a failover
   bool out_of_memory = false;
-  bool has_consumers = true;
-  Millis expiry_lag{0};  // by so much the server's own idea of the time is older
+  // So many grants fit into memory, if they are counted.
+  std::optional<size_t> grants_until_out_of_memory;
+  bool lacks_replicas = false;            // min-replicas-to-write
+  bool lets_nobody_wait = false;          // it refuses to block clients
+  bool may_replicate_floor = true;        // no slot is on its way to another node
+  const char* missing_command = nullptr;  // renamed or disabled: DEL or PEXPIREAT
+  Millis expiry_lag{0};                   // by so much the server's own idea of the time is older
   std::set<std::string, std::less<>> users_without_rights;
   std::set<std::string, std::less<>> keys_of_lost_slots;
+  // Keys of slots that came: another node has issued for them.
+  std::set<std::string, std::less<>> keys_of_new_slots;
+
+  // Why a client's write to the key is refused, in the first word of the server's error.
+  std::optional<std::string> WriteRefusal(std::string_view user, std::string_view key,
+                                          bool needs_memory) const;
 
   // --- What others see
 
   const CommandLog& log() const { return log_; }
   const Lock* FindLock(int db, std::string_view key) const;
   std::optional<Instant> ExpiryOf(int db, std::string_view key) const;
-  Place PlaceOf(int db, std::string_view key) const;
+  KeyState StateOf(int db, std::string_view key) const;
   std::vector<std::pair<int, std::string>> Keys() const;
   bool HasSameData(const SimHost& other) const;
   std::string Describe() const;
 
   // Called with each hold that is decided here.
-  std::function<void(LockName, const Held&)> on_held;
+  std::function<void(LockName, const HoldSet&)> on_hold_set;
+  // Called with each event that is published, and with why a lock was lost; and with each warning.
+  std::function<void(LockName, LockEvent, std::optional<Loss>)> on_event;
+  std::function<void(const std::string&)> on_warning;
 
   // What cannot be, if anything of that happened: the first that did.
   const char* fault() const { return fault_; }
@@ -199,30 +225,35 @@ class SimHost final : public Host {
   void Store(KeyContent& content, Lock* lock) override;
   void Delete(KeyContent& content) override;
   std::optional<Instant> ExpiryOf(const KeyContent& content) override;
-  const char* MissingCommandFor(const Change& /*change*/) override { return nullptr; }
+  const char* MissingCommandFor(const Change& change) override;
   void ChangePlain(KeyContent& content, const Change& change) override;
   size_t StoredLocks() override;
   size_t CountKeys(int db) override;
   void VisitLocks(int db, const std::function<bool(LockName, const Lock&)>& visit) override;
 
-  void Replicate(const KeyContent& key, const Held& held, Via via, Instant now) override;
-  void Replicate(const KeyContent& key, const Released& released, Via via) override;
-  void Replicate(const KeyContent& key, const Ended& ended) override;
-  void Replicate(const KeyContent& key, const Expired& expired) override;
+  void Replicate(const KeyContent& key, const HoldSet& held, Via via, Instant now) override;
+  void Replicate(const KeyContent& key, const HoldReleased& released, Via via) override;
+  void Replicate(const KeyContent& key, const HoldEnded& ended) override;
+  void Replicate(const KeyContent& key, const HoldsExpired& expired) override;
   void Replicate(const KeyContent& key, const SessionsEnded& ended) override;
   void ReplicateVerbatim() override;
   void ReplicateFloor(Token floor) override;
-  bool HasReplicationConsumers(Instant /*now*/) override { return has_consumers; }
-  bool MayReplicateFloor() override { return true; }
+  bool HasReplicationConsumers(Instant /*now*/) override { return has_consumers_; }
+  bool MayReplicateFloor() override { return may_replicate_floor; }
 
-  void Emit(const KeyContent& /*key*/, LockEvent /*event*/) override {}
-  void EmitLost(const KeyContent& /*key*/, Loss /*how*/) override {}
-  void EmitLost(LockName /*lock*/, Loss /*how*/) override {}
-  void Warn(const std::string& /*text*/) override {}
+  void Emit(const KeyContent& key, LockEvent event) override {
+    if (on_event) on_event(key.name, event, std::nullopt);
+  }
+  void EmitLost(const KeyContent& key, Loss how) override { EmitLost(key.name, how); }
+  void EmitLost(LockName lock, Loss how) override {
+    if (on_event) on_event(lock, LockEvent::kLost, how);
+  }
+  void Warn(const std::string& text) override {
+    if (on_warning) on_warning(text);
+  }
 
   std::optional<uint64_t> CallerConnection() override;
-  bool CallerMayBlock() override { return caller_ != nullptr && caller_->may_block; }
-  std::optional<std::string> CallerUser() override;
+  std::optional<ParkableCaller> CallerToPark() override;
 
   bool Park(WaitingCall& call) override;
   void Answer(WaitingCall& call) override;
@@ -230,13 +261,19 @@ class SimHost final : public Host {
 
   bool MayWrite() override { return role_ == Role::kPrimary && may_write; }
   std::optional<std::string> GrantRefusal(const WaitingCall& call, const KeyContent& key) override;
-  void BeforeGrant(LockName /*lock*/, FineInstant /*now*/) override {}
-  void RefreshSlots(FineInstant now) override;
-  std::optional<Instant> NextSlotRefresh() override;
-  bool MovesAway(LockName /*lock*/) override { return false; }
+  void BeforeGrant(LockName lock, FineInstant now) override;
+  SlotRefresh RefreshSlots(FineInstant /*now*/) override {
+    return {.checked = !keys_of_lost_slots.empty()};
+  }
+  std::optional<std::string> SlotRefusal(LockName lock) override;
+  bool MovesAway(LockName lock) override {
+    return migrates_ || keys_of_lost_slots.contains(lock.key);
+  }
 
-  void WakeEventLoop() override { wants_turn_ = true; }
-  void WatchStrings() override { watches_strings_ = true; }
+  void RunSoon() override { runs_passes_ = true; }
+  void WakeEventLoop() override { runs_passes_ = wants_turn_ = true; }
+  void WatchConnections() override { watches_connections_ = true; }
+  void ListenForStringWrites() override { listens_for_string_writes_ = true; }
 
  private:
   struct Key {
@@ -265,14 +302,19 @@ class SimHost final : public Host {
   Key* LookUp(int db, std::string_view key);
   // Takes a key out, whatever is in it: the server tells first of the lock, then of the key.
   void Remove(int db, std::string_view key);
+  // Likewise, but the server tells only of the lock: something else takes its place.
+  void Replace(int db, std::string_view key);
+  void WriteLog(int db, std::span<const std::string_view> words);
+  void CheckMayChange();
   // A change of a key by its own command, of which servers tell only if asked to.
   void StringChanged(std::string_view key);
   void Tell(int db, std::initializer_list<std::string_view> words);
   void CheckVia(Via via);
   void NoteSession(LockName lock, Owner owner, bool session, uint64_t connection);
   void ForgetSessions(int db, std::string_view key);
-  bool HasHoldOfClosedConnection() const;
-  Place PlaceIn(const Key* key) const;
+  // Each hold of a closed connection whose end the engine has dealt with has ended.
+  void CheckClosedSessions();
+  KeyState StateIn(const Key* key) const;
   std::vector<KeyName> NamesOf(const Caller& caller, std::span<const std::string_view> keys) const;
   void SendAway(const ParkedCall& parked, bool as_timeout, Tick now);
 
@@ -292,8 +334,12 @@ class SimHost final : public Host {
   size_t keys_of_command_ = 0;  // of the release that is running
   const CommandLog::Command* applying_ = nullptr;
   bool wants_turn_ = false;
-  bool watches_strings_ = false;
-  std::optional<Instant> due_;
+  bool runs_passes_ = false;          // the engine has asked to be run in every pass
+  bool watches_connections_ = false;  // it has asked to be told when one closes
+  bool listens_for_string_writes_ = false;
+  bool has_consumers_ = true;
+  bool migrates_ = false;  // a key, now
+  Due due_;
   CommandLog log_;
   const char* fault_ = nullptr;
   Engine engine_;

@@ -38,7 +38,7 @@ Reply FromHiredis(const redisReply& raw) {
 void Client::Deleter::operator()(redisContext* context) const { redisFree(context); }
 
 Client::Client(int port, const std::string& host) {
-  // hiredis writes with write(2): to a server that was just killed that is a SIGPIPE.
+  // hiredis uses write(2): writing to a server that was just killed raises SIGPIPE.
   signal(SIGPIPE, SIG_IGN);
   const timeval patience{kPatience.count() / 1000, 0};
   context_.reset(redisConnectWithTimeout(host.c_str(), port, patience));
@@ -48,7 +48,7 @@ Client::Client(int port, const std::string& host) {
     return;
   }
   redisSetTimeout(context_.get(), patience);  // for writes; reads poll first
-  // hiredis 0.14 does not: a server started later would keep this connection open.
+  // hiredis 0.14 does not set this: a server started later would keep this connection open.
   fcntl(context_->fd, F_SETFD, FD_CLOEXEC);
 }
 
@@ -83,7 +83,7 @@ void Client::Send(const Command& command) {
   redisAppendCommandArgv(context_.get(), static_cast<int>(command.size()), arguments.data(),
                          lengths.data());
   for (int done = 0; done == 0;) {
-    // Replies that hiredis has already taken in can still be read; after them Fill() finds the
+    // Replies that hiredis has already received can still be read; after them Fill() finds the
     // error.
     if (redisBufferWrite(context_.get(), &done) != REDIS_OK) return;
   }
@@ -101,8 +101,8 @@ Reply Client::Read(Milliseconds within) {
 
 bool Client::HasReply(Milliseconds within) { return Fill(Clock::now() + within); }
 
-// redisGetReply() would give the connection up for lost at its time-out, so the socket is polled
-// here, with hiredis doing the reading and the parsing.
+// redisGetReply() would consider the connection lost after its time-out, so the socket is polled
+// here, and hiredis only reads and parses.
 bool Client::Fill(Clock::time_point deadline) {
   while (next_.empty() && connected()) {
     void* raw = nullptr;

@@ -1,6 +1,6 @@
-// A RESP2 connection through hiredis, an implementation that is not ours, so what it understands is
-// what users' clients understand. For RESP3, replies nested deeper than 7 and other wire-level
-// checks see resp3.h.
+// A RESP2 connection through hiredis. Since that is an independent implementation, what it
+// understands is what users' clients understand. For RESP3, replies nested deeper than 7 and other
+// wire-level checks see resp3.h.
 //
 //   Client client = server.Connect();
 //   EXPECT_EQ(client.Do("LOCK.ACQUIRE", "job", owner, "PX", 1000), ...);
@@ -28,8 +28,8 @@ namespace turnstile::testing {
 
 using Command = std::vector<std::string>;
 
-// What can be an argument of a command: text, binary safe, or an integer (but neither a lone
-// character nor a bool, whose rendering would be a guess).
+// An argument of a command: text, binary safe, or an integer (but neither a single character nor a
+// bool, whose representation would be ambiguous).
 template <typename T>
 concept Argument = std::convertible_to<const T&, std::string_view> ||
     (std::integral<T> && !std::same_as<T, bool> && !std::same_as<T, char>);
@@ -55,15 +55,15 @@ class Client {
 
   // Sends a command and reads its reply. A lost connection gives an error reply "DISCONNECTED:
   // ...". No reply in time gives "TIMEOUT: ..." and closes the connection, so that the late reply
-  // can never be taken for the next command's.
+  // can never be mistaken for that of the next command.
   Reply Do(const Command& command);
   template <Argument... Args>
   Reply Do(const Args&... args) {
     return Do(Command{ArgumentText(args)...});
   }
 
-  // The two halves of Do, for pipelines and for commands that wait. Read leaves the connection as
-  // it is when no reply comes in time ("TIMEOUT: ..."): the reply may be read later.
+  // The two halves of Do, for pipelines and for blocking commands. If no reply arrives in time
+  // ("TIMEOUT: ..."), Read leaves the connection unchanged: the reply may be read later.
   void Send(const Command& command);
   template <Argument... Args>
   void Send(const Args&... args) {
@@ -71,10 +71,10 @@ class Client {
   }
   Reply Read(Milliseconds within = kPatience);
 
-  // Whether a reply (or the end of the connection) is there to be read, or comes in time.
+  // Whether a reply (or the end of the connection) can be read, now or within the given time.
   bool HasReply(Milliseconds within = Milliseconds{0});
 
-  // Closes the connection as a client that died would: without QUIT.
+  // Closes the connection like a client that crashed: without QUIT.
   void Close();
 
  private:
@@ -86,7 +86,7 @@ class Client {
   void Lose(std::string why);
 
   std::unique_ptr<redisContext, Deleter> context_;
-  std::string lost_;         // why the connection is gone
+  std::string lost_;         // why the connection was lost
   std::vector<Reply> next_;  // at most one reply that HasReply() has read ahead
 };
 

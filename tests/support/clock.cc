@@ -43,7 +43,7 @@ void ClockShift::Set(std::chrono::microseconds ahead, Client& client) {
   std::atomic_ref(*shift_).store(ahead.count(), std::memory_order_relaxed);
   constexpr std::chrono::microseconds kTolerance{500};
   EXPECT_TRUE(Eventually([&] {
-    // Between two looks at the true time.
+    // Between two readings of the true time.
     const auto before = TrueTime();
     const std::vector<std::string> time = client.Do("TIME").Texts();
     const auto after = TrueTime();
@@ -51,7 +51,7 @@ void ClockShift::Set(std::chrono::microseconds ahead, Client& client) {
     const auto seen = std::chrono::seconds{std::stoll(time[0])} +
                       std::chrono::microseconds{std::stoll(time[1])} - ahead;
     return before - kTolerance <= seen && seen <= after + kTolerance;
-  })) << "the server does not live by its clock";
+  })) << "the server does not follow the shifted clock";
 }
 
 std::vector<std::string> ClockShift::environment() const {

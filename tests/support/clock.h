@@ -1,12 +1,12 @@
-// The wall clock of one server, moved while it runs.
+// Shifts the wall clock of one server while it runs.
 //
 //   ClockShift clock;
 //   Server server({.environment = clock.environment()});
 //   Client client = server.Connect();
 //   clock.Set(-std::chrono::seconds{5}, client);  // from now on it lives five seconds in the past
 //
-// Only the wall clock moves. What the server measures with its monotonic clock (its event loop, the
-// end of its sleep) goes on undisturbed, and the test's own clocks do too.
+// Only the wall clock is shifted. The server's monotonic clock (event loop, sleeps) and the test's
+// own clocks are not affected.
 
 #ifndef TURNSTILE_TESTS_SUPPORT_CLOCK_H_
 #define TURNSTILE_TESTS_SUPPORT_CLOCK_H_
@@ -23,16 +23,16 @@ namespace turnstile::testing {
 class ClockShift {
  public:
   ClockShift();   // not shifted
-  ~ClockShift();  // a server that still runs keeps the last shift
+  ~ClockShift();  // a running server keeps the last shift
   ClockShift(const ClockShift&) = delete;
   ClockShift& operator=(const ClockShift&) = delete;
 
-  // How far the clock of the server behind `client` is ahead of the true one (behind it, if
-  // negative). Returns when the server has seen it: Valkey 9 looks at the wall clock only once a
-  // millisecond and counts the processor's ticks meanwhile.
+  // Sets how far the clock of the server behind `client` is ahead of the true time (behind it, if
+  // negative). Returns when the server has noticed: Valkey 9 reads the wall clock only once a
+  // millisecond and counts processor ticks in between.
   void Set(std::chrono::microseconds ahead, Client& client);
 
-  // For ServerOptions. Counts for every life of the server.
+  // For ServerOptions. Applies to every start of the server.
   std::vector<std::string> environment() const;
 
  private:

@@ -1,8 +1,9 @@
-// Loaded into a server with LD_PRELOAD: moves the wall clock that it sees, while it runs. The file
-// that TURNSTILE_CLOCK_SHIFT_FILE names holds one int64_t, the microseconds to add, and is mapped,
-// so that a change counts from the next look at the clock on. The monotonic clock stays as it is.
+// Loaded into a server with LD_PRELOAD: shifts its wall clock while it runs. The file named by
+// TURNSTILE_CLOCK_SHIFT_FILE contains one int64_t, the microseconds to add. It is mapped, so that a
+// change applies from the next clock reading on. The monotonic clock is not shifted.
 //
-// See ClockShift in clock.h. Not part of the tests' own library: it would move their clock.
+// See ClockShift in clock.h. Not part of the tests' own library, because it would shift their
+// clock.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -26,12 +27,12 @@ int64_t* MapShift() {
   return mapped == MAP_FAILED ? nullptr : static_cast<int64_t*>(mapped);
 }
 
-// Set before main(); a look at the clock that comes even earlier sees the true time.
+// Set before main(); earlier readings return the true time.
 int64_t* const shift = MapShift();
 
 }  // namespace
 
-// The system call is made here, because the library's own function is the one that is replaced.
+// A direct system call, because the C library's function is the one being replaced.
 extern "C" __attribute__((visibility("default"))) int clock_gettime(clockid_t clock_id,
                                                                     timespec* tp) noexcept {
   const long result = syscall(SYS_clock_gettime, clock_id, tp);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kSlots = 16384;
 
-// A short node time-out, so that a node that is down is noticed soon, but not so short that a busy
+// A short node time-out, so that a failed node is detected soon, but not so short that a busy
 // machine looks like one.
 std::vector<std::string> NodeArgs(const std::vector<std::string>& args) {
   std::vector<std::string> all = {
@@ -28,7 +28,7 @@ bool HasField(Client& client, const std::string& field) {
   return client.Do("CLUSTER", "INFO").text.find(field + "\r\n") != std::string::npos;
 }
 
-// For each node its id, its primary if it has one, its epoch, and the slots that it serves.
+// For each node its id, its primary if it has one, its epoch, and the slots that it owns.
 std::set<std::string> WhoServesWhat(Client& client) {
   std::set<std::string> view;
   std::istringstream lines(client.Do("CLUSTER", "NODES").text);
@@ -79,7 +79,7 @@ Cluster::Cluster(const ClusterOptions& options) : primaries_(options.primaries) 
         << client(i).Do("CLUSTER", "NODES");
   }
   for (size_t i = primaries_; i < nodes; i++) {
-    // Refused until the replica has heard what its primary is.
+    // Refused until the replica knows the role of its primary.
     EXPECT_TRUE(Eventually(
         [&] { return client(i).Do("CLUSTER", "REPLICATE", id(i % primaries_)) == Reply::Ok(); },
         kClusterPatience));
@@ -141,7 +141,7 @@ int64_t SlotMove::MoveKeys(int64_t most) const {
                      "10000",   "KEYS"};
   migrate.insert(migrate.end(), keys.begin(), keys.end());
   const Reply moved = client.Do(migrate);
-  // Keys may have gone meanwhile: then there is nothing to move.
+  // If the keys are gone by now there is nothing to move.
   EXPECT_TRUE(moved == Reply::Ok() || moved == Reply::Status("NOKEY")) << moved;
   return static_cast<int64_t>(keys.size());
 }

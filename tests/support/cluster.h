@@ -1,4 +1,4 @@
-// A cluster of real servers that one test owns.
+// A cluster of real servers owned by one test.
 //
 //   Cluster cluster({.primaries = 2});
 //   const std::string key = cluster.KeyOn(0);          // a name that node 0 serves
@@ -26,7 +26,7 @@
 
 namespace turnstile::testing {
 
-// Clusters take their time to notice things.
+// Clusters are slow to notice changes.
 inline constexpr Milliseconds kClusterPatience{30000};
 
 struct ClusterOptions {
@@ -38,8 +38,8 @@ struct ClusterOptions {
 
 class Cluster {
  public:
-  // Starts the nodes, gives each primary an equal share of the slots, and waits until all nodes
-  // know all and every replica follows.
+  // Starts the nodes, assigns each primary an equal share of the slots, and waits until all nodes
+  // know each other and every replica is connected.
   explicit Cluster(const ClusterOptions& options = {});
 
   size_t size() const { return nodes_.size(); }
@@ -50,14 +50,14 @@ class Cluster {
   // "127.0.0.1:port"
   std::string AddressOf(size_t node) const;
 
-  // The slot of a key, as a node says.
+  // The slot of a key, according to a node.
   int64_t SlotOf(std::string_view key);
-  // A key that the node served at the beginning; another one for each call.
+  // A key in a slot that the node owned at the beginning; a new one for each call.
   std::string KeyOn(size_t node);
 
-  // Waits until every running node sees a working cluster, and all see the same.
+  // Waits until every running node reports a working cluster, and all agree.
   void AwaitOk();
-  // Connects to a node anew: after its restart, or when it has closed our connection.
+  // Reconnects to a node: after its restart, or if it has closed the connection.
   void Reconnect(size_t node);
 
  private:
@@ -75,17 +75,17 @@ class Cluster {
   int64_t names_ = 0;
 };
 
-// How a slot is moved by hand, or by redis-cli --cluster reshard.
+// Moves a slot step by step, like redis-cli --cluster reshard.
 class SlotMove {
  public:
   SlotMove(Cluster& cluster, int64_t slot, size_t from, size_t to)
       : cluster_(cluster), slot_(slot), from_(from), to_(to) {}
 
   void Begin() const;
-  // Moves keys that are left, at most so many; returns how many these were.
+  // Moves up to `most` of the remaining keys; returns how many were moved.
   int64_t MoveKeys(int64_t most = 1000) const;
   void End() const;
-  // Gives up: both nodes take the slot for settled where it was.
+  // Aborts the move: both nodes consider the slot stable at its source.
   void Abort() const;
 
   void Whole() const {

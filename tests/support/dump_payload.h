@@ -12,7 +12,7 @@
 
 namespace turnstile::testing {
 
-// CRC-64/Jones as Redis computes it: reflected, starting at 0, nothing added at the end.
+// CRC-64/Jones as Redis computes it: reflected, initial value 0, no final XOR.
 uint64_t Crc64(std::string_view bytes);
 
 struct DumpPayload {

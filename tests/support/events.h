@@ -1,4 +1,4 @@
-// What the server publishes about keys, as a subscriber hears it.
+// The keyspace events of a server, as a subscriber receives them.
 //
 //   EventLog log(server);
 //   client.Do("LOCK.ACQUIRE", "job", "alice", "PX", 1000);
@@ -22,15 +22,15 @@ using Texts = std::vector<std::string>;
 
 class EventLog {
  public:
-  // Hears every keyspace event of a database.
+  // Subscribes to every keyspace event of a database.
   explicit EventLog(const Server& server, int db = 0)
       : client_(server.Connect()), prefix_("__keyspace@" + std::to_string(db) + "__:") {
     EXPECT_TRUE(client_.Do("PSUBSCRIBE", prefix_ + "*").IsArray());
     EXPECT_TRUE(client_.Do("SUBSCRIBE", mark_).IsArray());
   }
 
-  // What has been published so far, as "key event"; what `client` did before is in it. Waits until
-  // as many events as `at_least` are there.
+  // The events published so far, as "key event", including those caused by earlier commands of
+  // `client`. Waits until there are at least `at_least` events.
   Texts Until(Client& client, size_t at_least = 0) {
     Texts events;
     do {

@@ -1,5 +1,5 @@
-// Waiting, in one place. Nothing in tests/ waits for a fixed time and hopes: a test states what
-// must become true and by when, and goes on as soon as it is.
+// Waiting. No test waits for a fixed time and hopes for the best: it states what must become true
+// and by when, and continues as soon as it is.
 //
 //   EXPECT_TRUE(Eventually([&] { return client.Do("EXISTS", "job") == Reply::Int(0); }));
 
@@ -19,11 +19,11 @@ using Milliseconds = std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 // How long a test waits for what should happen at once. Long, because it costs time only in a test
-// that fails, and a machine under load must not make one fail.
+// that fails, and a busy machine must not make one fail.
 inline constexpr Milliseconds kPatience{5000};
 
-// Waits until `fd` is readable (data, end of file or an error to collect); false at the deadline.
-// An fd of -1 is never readable, which makes this the one and only wait.
+// Waits until `fd` is readable (data, end of file or a pending error); false at the deadline. An fd
+// of -1 is never readable: then it only waits.
 inline bool WaitReadable(int fd, Clock::time_point deadline) {
   for (;;) {
     const auto left = std::max(deadline - Clock::now(), Clock::duration::zero());
@@ -37,12 +37,12 @@ inline bool WaitReadable(int fd, Clock::time_point deadline) {
   }
 }
 
-// Lets time pass. Only for work that takes time, and for showing that something does NOT happen in
-// that time, or that it has not happened too early; for anything else use Eventually().
+// Sleeps. Only for work that takes time, and to show that something does NOT happen within that
+// time, or has not happened too early; otherwise use Eventually().
 inline void LetPass(std::chrono::nanoseconds time) { WaitReadable(-1, Clock::now() + time); }
 
 // Polls `predicate` until it holds (true) or the time is over (false). It is called at least once,
-// and once more at the very end.
+// and once more at the deadline.
 template <typename Predicate>
 bool Eventually(Predicate&& predicate, Milliseconds within = kPatience) {
   const auto deadline = Clock::now() + within;

@@ -1,7 +1,7 @@
 // Failovers that lose writes.
 //
 //   Pair pair({"--turnstile.token-margin-ms", "2000"});
-//   pair.Cut();                     // the replica hears nothing from here on
+//   pair.Cut();                     // the replica receives nothing from here on
 //   ... pair.primary() grants: all of that will be lost ...
 //   pair.Promote();                 // now the replica is pair.primary()
 //   pair.Rejoin();                  // and the old primary follows it
@@ -27,10 +27,10 @@
 
 namespace turnstile::testing {
 
-// A server that follows this port hears nothing, and is not promoted either.
+// Nothing listens on this port: a replica of it receives nothing, and is not promoted either.
 inline constexpr int kNowhere = 1;
 
-// A primary and its replica, which change places at each failover. Each has a clock of its own.
+// A primary and its replica, which swap roles at each failover. Each has its own clock.
 class Pair {
  public:
   explicit Pair(const std::vector<std::string>& args = {})
@@ -43,7 +43,7 @@ class Pair {
   const Server& primary_server() const { return nodes_[primary_].server; }
   const Server& replica_server() const { return nodes_[1 - primary_].server; }
 
-  // Sets the primary's clock so far ahead of the true time, and the replica's so far ahead of the
+  // Sets the primary's clock `ahead` of the true time, and the replica's `skew` ahead of the
   // primary's.
   void SetClocks(std::chrono::microseconds ahead, std::chrono::microseconds skew) {
     Node& primary = nodes_[primary_];
@@ -52,7 +52,7 @@ class Pair {
     replica.clock.Set(ahead + skew, replica.client);
   }
 
-  // Returns when the replica has done all that the primary has done until now.
+  // Waits until the replica has applied everything the primary has done so far.
   void AwaitReplica() {
     EXPECT_TRUE(primary().Do("INCR", "settled").IsInteger());
     EXPECT_EQ(primary().Do("WAIT", 1, kPatience.count()), Reply::Int(1));
@@ -65,7 +65,7 @@ class Pair {
     primary_ = 1 - primary_;
   }
 
-  // The old primary, to which nobody has spoken since, forgets all and follows the new one.
+  // The old primary discards its data and replicates the new one.
   void Rejoin() {
     const int port = primary_server().port();
     EXPECT_EQ(replica().Do("REPLICAOF", "127.0.0.1", port), Reply::Ok());
@@ -84,8 +84,8 @@ class Pair {
     Client client = server.Connect();
   };
 
-  // Through files, because a diskless sync ends only with the replica's next acknowledgement, up to
-  // a second later. The time-out is for clocks that jump.
+  // Through files, because a diskless sync completes only with the replica's next acknowledgement,
+  // up to a second later. The time-out is for clocks that jump.
   static std::vector<std::string> WithOurs(std::vector<std::string> args) {
     args.insert(args.end(), {"--repl-diskless-sync", "no", "--repl-timeout", "1000000"});
     return args;

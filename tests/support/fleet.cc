@@ -13,15 +13,15 @@ namespace {
 
 using Mode = FleetJob::Mode;
 
-constexpr Milliseconds kWait{1000};         // in line, and then once more
+constexpr Milliseconds kWait{1000};         // for a wait in the queue, and then once more
 constexpr Milliseconds kConfirmation{200};  // for the replicas to answer
 constexpr Milliseconds kWork{1};
-// For a worker to get what it wants, over all failovers that come in between. One that waits longer
-// is stuck.
+// How long a worker may take to get its lock, including all failovers. One that takes longer is
+// stuck.
 constexpr Milliseconds kStuck{40000};
 
 Command AcquireFor(const FleetJob& job, const std::string& owner) {
-  // Nobody's lease ends by itself: who is inside is inside until it says so.
+  // No lease ends during the test: a worker is inside until it leaves.
   Command command = {"LOCK.ACQUIRE",
                      job.lock,
                      owner,
@@ -37,7 +37,7 @@ Command AcquireFor(const FleetJob& job, const std::string& owner) {
   return command;
 }
 
-// The server did not do what was asked, and says so. (A connection that ends leaves that open.)
+// The server reports that it did not run the command. (A closed connection leaves that open.)
 bool IsRefusal(const Reply& reply) {
   return reply.IsError() && !reply.IsError("DISCONNECTED:") && !reply.IsError("TIMEOUT:");
 }
@@ -48,7 +48,7 @@ void FleetSection::Enter(const FleetJob& job, int64_t token) {
   const std::lock_guard guard(mutex_);
   const int others = exclusive_ + shared_ + limited_;
   bool may_be_inside = false;
-  // Among those who are inside together, who comes first need not have the lower token.
+  // Among compatible holders the first to enter need not have the lower token.
   int64_t above = last_exclusive_;
   switch (job.mode) {
     case Mode::kExclusive:
@@ -137,7 +137,7 @@ void Fleet::Work(Worker& worker) {
       first_inside_.try_emplace(worker.port, Clock::now());
     }
     LetPass(kWork);
-    // Still inside: the lease is long. LOCK.FENCE is refused by all but primaries.
+    // Still inside: the lease is long. All servers but primaries refuse LOCK.FENCE.
     Reply current = Reply::Error("");
     EXPECT_TRUE(Eventually(
         [&] {
@@ -165,9 +165,9 @@ int64_t Fleet::Obtain(Worker& worker, const std::string& owner) {
           const std::lock_guard guard(mutex_);
           grants_.push_back({worker.job.lock, token, worker.port, asked_before, Clock::now()});
         }
-        // An error (UNBLOCKED too, at a demotion) may have come in the place of a token.
+        // An error (including UNBLOCKED at a demotion) may have replaced a token.
         asked_before = asked_before || granted || reply.IsError();
-        if (stopping_ && reply.IsNil()) return true;  // nothing is held, nothing is left behind
+        if (stopping_ && reply.IsNil()) return true;  // nothing is held or queued
         return granted && Confirmed(worker);
       },
       kStuck);
@@ -178,8 +178,7 @@ int64_t Fleet::Obtain(Worker& worker, const std::string& owner) {
 void Fleet::GiveUp(Worker& worker, const std::string& owner, int64_t token) {
   bool may_be_gone = worker.job.session;
   if (worker.job.session) worker.client.reset();
-  // Where the binding was lost by a failover the lock is an ordinary one, so it is released in any
-  // case.
+  // If a failover dropped the binding the lock is an ordinary one, so it is always released.
   EXPECT_TRUE(Eventually(
       [&] {
         const Reply reply = Ask(worker, {"LOCK.RELEASE", worker.job.lock, owner});
@@ -219,7 +218,7 @@ bool Fleet::Connect(Worker& worker) {
   worker.port = find_primary_();
   if (worker.port == 0) return false;
   worker.client.emplace(worker.port);
-  // Whoever told may not know yet what has become of it.
+  // The server that reported it may be outdated.
   if (RoleOf(*worker.client) == "master") return true;
   worker.client.reset();
   return false;

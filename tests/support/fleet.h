@@ -1,4 +1,4 @@
-// Clients that share locks while servers come and go.
+// Clients that share locks while servers fail over.
 //
 //   Fleet fleet([&] { return group.PrimaryPort(); });
 //   fleet.Start({{.lock = "a"}, {.lock = "a"}, {.lock = "b", .mode = FleetJob::Mode::kShared}});
@@ -7,15 +7,15 @@
 //   EXPECT_TRUE(fleet.AllAdvance(3));
 //   fleet.Stop();
 //
-// Each worker finds the primary, waits for its lock, goes inside, works, asks whether its token is
-// still current, leaves and releases. After an error it finds the primary anew and asks again in
-// the same name, as a client should. These are failures of the test, whenever they happen:
+// Each worker finds the primary, waits for its lock, enters the section, works, checks that its
+// token is still current, leaves and releases. After an error it finds the primary again and
+// retries as the same owner, as a client should. The following fail the test, whenever they happen:
 //
-//   - two are inside that must not be (two writers, a writer and a reader, more than the limit);
-//   - who goes inside has a token that is not above those of all who had to leave before;
-//   - a worker that is inside hears that its token is not current, or that it has nothing to
-//     release, from whatever server is the primary by then: a grant that it was told of is lost;
-//   - a request has no answer (a token, null or an error) at its time-out and long after it.
+//   - incompatible workers are inside (two writers, a writer and a reader, more than the limit);
+//   - a worker enters with a token that is not above those of all that had to leave before;
+//   - a worker that is inside learns from the current primary that its token is not current, or
+//     that it has nothing to release: a grant that it received is lost;
+//   - a request gets no reply (a token, null or an error) until long after its time-out.
 
 #ifndef TURNSTILE_TESTS_SUPPORT_FLEET_H_
 #define TURNSTILE_TESTS_SUPPORT_FLEET_H_
@@ -44,10 +44,10 @@ struct FleetJob {
   std::string lock;
   Mode mode = Mode::kExclusive;
   int limit = 2;         // of kLimit
-  bool session = false;  // gives the lock up by closing its connection
+  bool session = false;  // releases the lock by closing its connection
 };
 
-// What one lock protects, seen by those who go inside.
+// The section that one lock protects; detects violations.
 class FleetSection {
  public:
   void Enter(const FleetJob& job, int64_t token);
@@ -65,36 +65,37 @@ class FleetSection {
 
 class Fleet {
  public:
-  // A token that a worker was told of.
+  // A token that a worker received.
   struct Grant {
     std::string lock;
     int64_t token = 0;
     int port = 0;  // of the server
-    // The owner had asked before without an answer, so the token may be older than this answer.
+    // An earlier request of the owner got no reply, so the token may be older than this reply.
     bool asked_again = false;
     Clock::time_point when;
   };
 
-  // `find_primary` returns its port, or 0 if it is not known; it is called by all workers at once.
+  // `find_primary` returns the port of the primary, or 0 if it is unknown; all workers call it
+  // concurrently.
   explicit Fleet(std::function<int()> find_primary);
   ~Fleet();  // as Stop()
   Fleet(const Fleet&) = delete;
   Fleet& operator=(const Fleet&) = delete;
 
-  // From how many replicas a worker wants to hear (WAIT) that they know of its grant before it goes
-  // inside, and of its release before it begins anew.
+  // The number of replicas that must confirm (WAIT) a grant before a worker enters, and a release
+  // before it starts again.
   void ConfirmBy(int replicas) { confirm_by_ = replicas; }
 
   void Start(const std::vector<FleetJob>& jobs);
   void Stop();
 
-  // Whether each worker has been inside so many times more, in good time.
+  // Whether each worker enters that many more times within the given time.
   bool AllAdvance(int times, Milliseconds within = Milliseconds{30000});
 
   std::vector<Grant> grants() const;
-  // When a worker was inside for the first time with a grant of this server's.
+  // When a worker first entered with a grant of this server.
   std::optional<Clock::time_point> FirstInside(int port) const;
-  // Errors that workers got over, by their first words.
+  // Errors that workers recovered from, by their first words.
   std::map<std::string, int> errors() const;
 
  private:
@@ -109,8 +110,8 @@ class Fleet {
   };
 
   void Work(Worker& worker);
-  // One request and its answer. An error has ended the connection; a request that was not sent, for
-  // want of a primary, is an error too.
+  // Sends one request and reads the reply. After an error the connection is closed; a request that
+  // could not be sent for lack of a primary is an error too.
   Reply Ask(Worker& worker, const Command& command, Milliseconds wait = Milliseconds{0});
   bool Confirmed(Worker& worker);
   int64_t Obtain(Worker& worker, const std::string& owner);  // 0: the fleet stops
@@ -123,21 +124,21 @@ class Fleet {
   std::map<std::string, FleetSection> sections_;
   std::deque<Worker> workers_;
 
-  mutable std::mutex mutex_;  // for what follows
+  mutable std::mutex mutex_;  // guards what follows
   std::vector<Grant> grants_;
   std::map<int, Clock::time_point> first_inside_;
   std::map<std::string, int> errors_;
 };
 
-// "master" or "slave"; "" if the server does not say.
+// "master" or "slave"; "" if the server does not report it.
 std::string RoleOf(Client& client);
 
-// Locks of every kind, all held by "holder" for a minute and some by "other" longer; those with a
-// session are bound to this connection. Asked again, the holders keep what they have. Returns the
-// names; the first is exclusive.
+// Acquires locks of every kind, all held by "holder" for a minute and some by "other" for longer;
+// those with a session are bound to this connection. Called again, the holders keep what they have.
+// Returns the keys; the first lock is exclusive.
 std::vector<std::string> HoldOneOfEachKind(Client& client);
 
-// Everything that is kept of locks: who holds, under which tokens, until when.
+// Everything that is stored for locks: holders, tokens and ends.
 std::vector<Reply> KeptOfAll(Client& client, const std::vector<std::string>& keys);
 
 }  // namespace turnstile::testing

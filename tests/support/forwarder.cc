@@ -1,21 +1,21 @@
-// A module as other people may have one beside ours. FORWARD command [arg ...] calls any command as
-// nobody; FORWARD.WAITING allows it to block, where the server knows how; OVERHEARD tells how many
-// events of modules' keys it has heard of.
+// An example of another module in the same server. FORWARD command [arg ...] calls any command
+// without a user; FORWARD.WAITING allows it to block, if the server supports that; FORWARD.EVENTS
+// returns how many module events it has received.
 
 #include <redismodule.h>
 
 namespace {
 
-long long overheard = 0;
+long long events_received = 0;
 
-int Overhear(RedisModuleCtx* /*ctx*/, int /*type*/, const char* /*event*/,
-             RedisModuleString* /*key*/) {
-  ++overheard;
+int OnEvent(RedisModuleCtx* /*ctx*/, int /*type*/, const char* /*event*/,
+            RedisModuleString* /*key*/) {
+  ++events_received;
   return REDISMODULE_OK;
 }
 
-int Overheard(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/) {
-  return RedisModule_ReplyWithLongLong(ctx, overheard);
+int ReplyWithEventsReceived(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/) {
+  return RedisModule_ReplyWithLongLong(ctx, events_received);
 }
 
 int Call(RedisModuleCtx* ctx, RedisModuleString** argv, int argc, const char* format) {
@@ -44,9 +44,10 @@ extern "C" __attribute__((visibility("default"))) int RedisModule_OnLoad(
   if (RedisModule_Init(ctx, "forwarder", 1, REDISMODULE_APIVER_1) != REDISMODULE_OK) {
     return REDISMODULE_ERR;
   }
-  if (RedisModule_SubscribeToKeyspaceEvents(ctx, REDISMODULE_NOTIFY_MODULE, Overhear) !=
+  if (RedisModule_SubscribeToKeyspaceEvents(ctx, REDISMODULE_NOTIFY_MODULE, OnEvent) !=
           REDISMODULE_OK ||
-      RedisModule_CreateCommand(ctx, "OVERHEARD", Overheard, "", 0, 0, 0) != REDISMODULE_OK) {
+      RedisModule_CreateCommand(ctx, "FORWARD.EVENTS", ReplyWithEventsReceived, "", 0, 0, 0) !=
+          REDISMODULE_OK) {
     return REDISMODULE_ERR;
   }
   if (RedisModule_CreateCommand(ctx, "FORWARD", Forward, "write", 0, 0, 0) != REDISMODULE_OK) {

@@ -1,5 +1,4 @@
-// What tests of the commands have in common: a server that the tests of one suite share, and the
-// calls that nearly all of them make.
+// The base of tests of the commands: a server that the tests of one suite share, and common calls.
 //
 //   class CommandsTest : public SharedServerTest<CommandsTest> {};
 //
@@ -56,7 +55,8 @@ class SharedServerTest : public ::testing::Test {
   static inline std::unique_ptr<Server> server_;
 };
 
-// Takes a lock that must be free, or the owner's already. Returns the token; 0 after a failure.
+// Acquires a lock that must be free or already held by the owner. Returns the token; 0 after a
+// failure.
 template <typename Connection>
 int64_t MustAcquire(Connection& connection, std::string_view key, std::string_view owner,
                     int64_t lease_ms = kMinute) {
@@ -72,8 +72,8 @@ inline int64_t ServerNow(Client& client) {
   return time.size() == 2 ? std::stoll(time[0]) * 1000 + std::stoll(time[1]) / 1000 : 0;
 }
 
-// Lua: now(), in milliseconds from some moment on, for scripts that let time pass. It runs on at
-// most as fast as the wall clock. (In newer servers TIME stands still in a script; 7.0 has no
+// Lua: now(), in milliseconds since an arbitrary time, for scripts that let time pass. It advances
+// at most as fast as the wall clock. (In newer servers TIME stands still in a script; 7.0 has no
 // os.clock.)
 inline constexpr std::string_view kLuaNow = R"(
   local newer, os = pcall(function() return os end)
@@ -83,19 +83,20 @@ inline constexpr std::string_view kLuaNow = R"(
     return time[1] * 1000 + time[2] / 1000
   end)";
 
-// When the server will remove the key, as its wall clock in milliseconds; -1 never, -2 no such key.
+// When the key expires, as server time in milliseconds; -1 never, -2 no such key.
 inline int64_t EndOf(Client& client, std::string_view key) {
   return client.Do("PEXPIRETIME", key).integer;
 }
 
-// The fact that `owner` was granted `key` for a minute, as the lock is now.
+// The fact that `owner` was granted `key` for a minute, according to the current state of the lock.
 inline Command GrantedFact(Client& client, const std::string& key, const std::string& owner,
                            const Reply& token) {
   const int64_t end = EndOf(client, key);
   return HeldCommand(key, owner, {token.integer, end - kMinute, end});
 }
 
-// The whole reply of LOCK.INFO, in either version of the protocol, for a lock with this one holder.
+// The complete reply of LOCK.INFO, in either version of the protocol, for a lock with this one
+// holder.
 inline Reply InfoReply(int version, std::string mode, std::string owner, Reply token, Reply left_ms,
                        Reply held_ms) {
   const auto map = [version](std::vector<Reply> fields) {
@@ -138,8 +139,8 @@ inline std::string InfoField(Client& client, std::string_view section, const std
   return info.substr(value, info.find('\r', value) - value);
 }
 
-// For example "Valkey 8.1.1". Valkey and Redict also tell a redis_version: that of the Redis which
-// they are compatible with.
+// For example "Valkey 8.1.1". Valkey and Redict also report a redis_version: that of the Redis
+// version they are compatible with.
 inline std::string EngineOf(Client& client) {
   for (const auto& [name, field] : {std::pair{"Valkey ", "valkey_version"},
                                     {"Redict ", "redict_version"},
@@ -150,8 +151,8 @@ inline std::string EngineOf(Client& client) {
   return "an unknown server";
 }
 
-// Everything that is kept of a lock, and nothing that moves with time. (The digest covers all that
-// is stored in the value, also when the lock was granted.)
+// Everything that is stored for a lock and does not change with time. (The digest covers everything
+// in the value, including the time of the grant.)
 inline Reply Kept(Client& client, const std::string& key) {
   const Reply info = client.Do("LOCK.INFO", key);
   const std::vector<Reply> holders = info.Field("holders").elements;

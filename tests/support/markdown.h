@@ -1,4 +1,4 @@
-// Tables and code of the project's documents, for tests that compare them with what is.
+// Tables and code in the project's documents, for tests that compare them with the implementation.
 
 #ifndef TURNSTILE_TESTS_SUPPORT_MARKDOWN_H_
 #define TURNSTILE_TESTS_SUPPORT_MARKDOWN_H_
@@ -13,9 +13,9 @@
 
 namespace turnstile::testing {
 
-using Row = std::vector<std::string>;  // the cells of a line of a table
+using Row = std::vector<std::string>;  // the cells of one row
 
-// Without spaces and backticks around it.
+// Strips surrounding spaces and backticks.
 inline std::string Trim(const std::string& text) {
   const size_t begin = text.find_first_not_of(" `");
   return begin == std::string::npos ? ""

@@ -1,4 +1,4 @@
-// What stored locks have to survive: crashes, restarts, reloads, and the way to a replica.
+// What stored locks have to survive: crashes, restarts, reloads, and the transfer to a replica.
 
 #ifndef TURNSTILE_TESTS_SUPPORT_ORDEALS_H_
 #define TURNSTILE_TESTS_SUPPORT_ORDEALS_H_
@@ -22,7 +22,7 @@ inline std::vector<std::string> Aof(const char* preamble) {
   return {"--appendonly", "yes", "--appendfsync", "always", "--aof-use-rdb-preamble", preamble};
 }
 
-// Asked in this order, because the one turns into the other.
+// Asked in this order, because a scheduled rewrite becomes one in progress.
 inline bool RewritesNoAof(Client& client) {
   return InfoField(client, "persistence", "aof_rewrite_scheduled") == "0" &&
          InfoField(client, "persistence", "aof_rewrite_in_progress") == "0";
@@ -39,15 +39,15 @@ inline void Crash(Server& server) {
   server.Restart();
 }
 
-struct Ordeal {
+struct SurvivalScenario {
   const char* name;
   std::vector<std::string> args;
   void (*go_through)(Server& server);
 };
 
-inline void PrintTo(const Ordeal& ordeal, std::ostream* out) { *out << ordeal.name; }
+inline void PrintTo(const SurvivalScenario& scenario, std::ostream* out) { *out << scenario.name; }
 
-inline std::vector<Ordeal> Ordeals() {
+inline std::vector<SurvivalScenario> SurvivalScenarios() {
   const auto save = [](Server& server) {
     EXPECT_EQ(server.Connect().Do("SAVE"), Reply::Ok());
     Crash(server);
@@ -94,8 +94,8 @@ inline bool LinkIsUp(Client& replica) {
   return InfoField(replica, "replication", "master_link_status") == "up";
 }
 
-// Returns when the replica has loaded what the primary had, and has rewritten its AOF, if it has
-// one, as replicas do then.
+// Waits until the replica has loaded the primary's data and, if it has an AOF, has rewritten it, as
+// replicas do after a sync.
 inline void AwaitSync(Client& replica) {
   EXPECT_TRUE(
       Eventually([&] { return LinkIsUp(replica) && RewritesNoAof(replica); }, Milliseconds{20000}));

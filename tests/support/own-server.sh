@@ -1,13 +1,12 @@
 # shellcheck shell=bash
 #
-# For tests in bash: servers of their own, which are gone on every way out.
+# For tests in bash: starts servers, and stops them however the test ends.
 #
 #   . tests/support/own-server.sh     # at the top of the project
 #   start_server --maxclients 100     # sets $port and $server_pid
 #
-# The module is build/turnstile.so, or what TURNSTILE_MODULE names; the server is redis-server, or
-# what REDIS_SERVER names. $folder is removed in the end; whatever else a test starts goes into
-# $pids.
+# The module is build/turnstile.so, or the value of TURNSTILE_MODULE; the server is redis-server, or
+# the value of REDIS_SERVER. $folder is removed at the end; add other processes to $pids.
 
 module=${TURNSTILE_MODULE:-$PWD/build/turnstile.so}
 server=${REDIS_SERVER:-redis-server}
@@ -29,8 +28,7 @@ trap 'exit 143' TERM HUP
 section() { printf -- '--- %s\n' "$*"; }
 fail() { printf '%s: %s\n' "$0" "$*" >&2; exit 1; }
 
-# start_server [OPTION...]: a port that is free now may be taken a moment later; then another is
-# tried.
+# start_server [OPTION...]: if the chosen port is taken before the server listens, tries another.
 # shellcheck disable=SC2120 # options are optional
 start_server() {
   local attempt i

@@ -1,4 +1,4 @@
-// A worker's end of the connection to the register of its test: a line asks, a line answers.
+// A worker's side of the connection to the register of its test: one line per request and reply.
 
 import { once } from 'node:events';
 import net from 'node:net';

@@ -62,8 +62,9 @@ void ReplicationStream::Acknowledge() {
 Command ReplicationStream::Next(Milliseconds within) {
   const auto deadline = Clock::now() + within;
   for (;;) {
-    // After a diskless sync the primary holds the stream back until an acknowledgement that comes
-    // after it has reaped its child. We cannot see when that is, so we repeat ours as replicas do.
+    // After a diskless sync the primary holds the stream back until it has reaped its child and
+    // then receives an acknowledgement. That moment is not visible here, so the acknowledgement is
+    // repeated, as replicas do.
     while (!connection_.Readable(
         std::min(kAcknowledgeEvery, std::chrono::ceil<Milliseconds>(deadline - Clock::now())))) {
       if (Clock::now() >= deadline) return {};
@@ -84,7 +85,7 @@ Command ReplicationStream::Next(Milliseconds within) {
 }
 
 std::vector<Command> ReplicationStream::Until(Client& client) {
-  // PUBLISH: replicated, but it changes no key and is not written to the AOF.
+  // PUBLISH is replicated, but changes no key and is not written to the AOF.
   const Command marker = {"PUBLISH", "replication-stream", std::to_string(++markers_)};
   if (const Reply reply = client.Do(marker); !reply.IsInteger()) {
     throw ProtocolError("PUBLISH: " + reply.ToString());
@@ -96,7 +97,7 @@ std::vector<Command> ReplicationStream::Until(Client& client) {
     if (command == marker) break;
     commands.push_back(std::move(command));
   }
-  // A SELECT just before the marker is the marker's own.
+  // A SELECT just before the marker belongs to the marker.
   if (!commands.empty() && Is(commands.back(), "SELECT")) commands.pop_back();
   return commands;
 }

@@ -1,5 +1,5 @@
-// A replica that is not one: it asks the primary for a full sync, throws the data away and hands
-// out the commands that follow, one by one, as they came over the wire.
+// Poses as a replica: requests a full sync from the primary, discards the data and returns the
+// commands that follow, one by one, as they arrive.
 //
 //   ReplicationStream stream(server.port());
 //   client.Do("LOCK.RELEASE", "job", "me");
@@ -19,25 +19,25 @@ namespace turnstile::testing {
 class ReplicationStream {
  public:
   struct Options {
-    bool show_select = false;  // hand out SELECT too; else see db()
+    bool show_select = false;  // return SELECT too; otherwise see db()
     bool diskless = true;      // accept an RDB of unknown length ($EOF:), if the primary sends one
   };
 
-  // Returns when the sync is done: every write from now on is in the stream. Throws ProtocolError
-  // or ConnectionError if it does not work out.
+  // Returns when the sync is done: every later write is in the stream. Throws ProtocolError or
+  // ConnectionError on failure.
   explicit ReplicationStream(int port) : ReplicationStream(port, Options{}) {}
   ReplicationStream(int port, Options options);
 
-  // The next command; empty if none comes in time. PING and REPLCONF are left out, and each request
-  // for an acknowledgement is answered, so WAIT works. The floor of the token clock is left out
-  // too: a primary tells it after a sync, while its clock leads.
+  // The next command; empty if none arrives in time. PING and REPLCONF are skipped, and every
+  // request for an acknowledgement is answered, so that WAIT works. The floor of the token clock is
+  // skipped too: a primary sends it after a sync while its clock leads.
   Command Next(Milliseconds within = kPatience);
 
-  // All commands up to now, "now" being a message that `client`, connected to the same primary,
-  // publishes for this purpose. This shows that nothing else came without waiting for nothing.
+  // All commands up to now, marked by a message that `client`, connected to the same primary,
+  // publishes. This proves that nothing else was sent, without waiting for a time-out.
   std::vector<Command> Until(Client& client);
 
-  // The database of the command that was handed out last; -1 before the first SELECT.
+  // The database of the last returned command; -1 before the first SELECT.
   int db() const { return db_; }
 
  private:
@@ -45,7 +45,7 @@ class ReplicationStream {
 
   RawConnection connection_;
   Options options_;
-  uint64_t offset_ = 0;  // of the primary, at the point where connection_ had handed out `base_`
+  uint64_t offset_ = 0;  // of the primary, when connection_ had returned `base_` bytes
   size_t base_ = 0;
   int db_ = -1;
   int markers_ = 0;

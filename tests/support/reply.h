@@ -1,5 +1,5 @@
 // A reply of the server as a plain value, the same for RESP2 (Client) and RESP3 (RawConnection), so
-// that a test compares whole replies and a failure prints both as redis-cli would.
+// that tests compare whole replies and failures print both like redis-cli.
 //
 //   EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));
 //   EXPECT_TRUE(client.Do("LOCK.RELEASE", "job").IsError("ERR the owner is missing")) << ...;
@@ -36,7 +36,7 @@ struct Reply {
 
   Kind kind = Kind::kNil;
   int64_t integer = 0;          // kInteger; kBoolean as 0 or 1
-  std::string text;             // what came, for every kind with one; kVerbatim with its "txt:"
+  std::string text;             // the text, for every kind with one; kVerbatim with its "txt:"
   std::vector<Reply> elements;  // kMap: key, value, key, value ...
 
   static Reply Nil() { return {}; }
@@ -57,14 +57,14 @@ struct Reply {
   bool IsString() const { return kind == Kind::kString; }
   bool IsArray() const { return kind == Kind::kArray; }
   bool IsMap() const { return kind == Kind::kMap; }
-  // An error whose text begins with `prefix`. A connection that was lost or timed out answers such
-  // errors too ("DISCONNECTED: ...", "TIMEOUT: ..."), so name the word that is expected.
+  // An error whose text begins with `prefix`. A lost or timed-out connection also gives errors
+  // ("DISCONNECTED: ...", "TIMEOUT: ..."), so name the expected one.
   bool IsError(std::string_view prefix = "") const {
     return kind == Kind::kError && text.compare(0, prefix.size(), prefix) == 0;
   }
 
-  // The value of a field of a map, or of RESP2's flat array of fields and values. If there is none:
-  // an error reply that says so, which makes any comparison with it fail readably.
+  // The value of a field of a map, or of RESP2's flat array of fields and values. If it is missing,
+  // an error reply that says so, which makes any comparison fail with a readable message.
   Reply Field(std::string_view name) const;
 
   // The texts of the elements, e.g. the arguments of a command.
@@ -79,7 +79,7 @@ struct Reply {
   }
 };
 
-// `bytes` in double quotes, with everything that does not print escaped, as redis-cli does.
+// `bytes` in double quotes, with non-printable bytes escaped, as redis-cli does.
 std::string Quoted(std::string_view bytes);
 
 }  // namespace turnstile::testing

@@ -21,7 +21,7 @@ constexpr int64_t kMaxElements = 1 << 20;
 constexpr int64_t kMaxBulk = 512 << 20;
 
 // Recursive descent over bytes that may end anywhere. Incomplete is thrown, not returned, because
-// it can happen at every step and always means the same: start again when more has come.
+// it can happen at every step and always means the same: start again when more bytes are available.
 struct Incomplete {};
 
 class Parser {
@@ -122,7 +122,7 @@ class Parser {
   int64_t Integer(const std::string& text) const {
     int64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    // Comparing with what we would write catches "", "+1", "01", "-0" and trailing bytes at once.
+    // Comparing with the canonical form catches "", "+1", "01", "-0" and trailing bytes at once.
     if (error != std::errc() || std::to_string(value) != text) {
       Violation("not an integer: " + Quoted(text));
     }

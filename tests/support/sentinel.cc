@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kName = "turnstile";
 
-// A failover needs an election, which may be lost and repeated.
+// A failover needs an election, which may fail and be repeated.
 constexpr Milliseconds kFailover{30000};
 
 Reply StateOf(const Server& sentinel) { return sentinel.Connect().Do("SENTINEL", "MASTER", kName); }
@@ -32,8 +32,8 @@ SentinelGroup::SentinelGroup(std::vector<std::string> args)
     AwaitSync(client);
   }
   for (const Server& sentinel : sentinels_) {
-    // They gossip and look more often than the usual 2 and 10 s, and do not retire for half a
-    // minute (TILT) when the machine is so busy that a timer is late.
+    // They exchange information and check more often than the usual 2 and 10 s, and do not suspend
+    // themselves for half a minute (TILT) when the machine is so busy that a timer is late.
     EXPECT_EQ(sentinel.Connect().Do("SENTINEL", "DEBUG", "publish-period", 200, "info-period", 200,
                                     "tilt-trigger", 60000),
               Reply::Ok());
@@ -84,8 +84,8 @@ Server* SentinelGroup::AwaitPromotion() {
   Server* promoted = nullptr;
   EXPECT_TRUE(Eventually(
       [&] {
-        // Sentinels close the connections of a server whose role they change, so each look has one
-        // of its own.
+        // Sentinels close the connections of a server whose role they change, so each poll needs a
+        // new one.
         for (Server& replica : replicas_) {
           Client client = replica.Connect();
           if (RoleOf(client) == "master") promoted = &replica;

@@ -1,4 +1,4 @@
-// A primary, two replicas, and three sentinels that watch them and agree on failovers.
+// A primary, two replicas, and three sentinels that monitor them and agree on failovers.
 //
 //   SentinelGroup group;
 //   group.Alert();                     // from here on they are quick to find a server dead
@@ -22,29 +22,29 @@ namespace turnstile::testing {
 
 class SentinelGroup {
  public:
-  // `args` are options of the servers. Returns when everybody knows everybody.
+  // `args` are options of the servers. Returns when all of them know each other.
   explicit SentinelGroup(std::vector<std::string> args = {});
 
-  // As they were at the start.
+  // The roles at the start.
   Server& primary() { return primary_; }
   std::array<Server, 2>& replicas() { return replicas_; }
 
-  // What a sentinel tells clients: the port of the primary. 0 if it tells none. May be called by
-  // several threads; each call asks the next sentinel.
+  // The port of the primary according to a sentinel; 0 if it reports none. Thread-safe; each call
+  // asks the next sentinel.
   int PrimaryPort();
 
-  // From here until Calm() a silent server is soon taken for dead. (After more than the second
-  // that they let pass before they send a new connection its first PING: with less they take each
-  // server that they connect to for dead, until it answers.) At all other times that takes so long
-  // that a busy machine does not start a failover that the test did not ask for.
+  // From here until Calm() a silent server is soon considered down, but only after more than the
+  // second that sentinels wait before they send the first PING on a new connection: with less they
+  // would consider each new server down until it answers. At all other times it takes so long that
+  // a busy machine does not start an unwanted failover.
   void Alert() { SetDownAfter(Milliseconds{1500}); }
   void Calm() { SetDownAfter(Milliseconds{60000}); }
 
-  // Waits until a replica has been promoted, and returns it; nullptr if none was in time. Calls
+  // Waits until a replica has been promoted and returns it; nullptr if none was in time. Calls
   // Calm().
   Server* AwaitPromotion();
 
-  // Whether all sentinels come to tell clients of this primary, with the failover behind them.
+  // Whether all sentinels eventually report this primary, with the failover completed.
   bool AllAgreeOn(const Server& primary);
 
  private:

@@ -35,16 +35,17 @@
 namespace turnstile::testing {
 namespace {
 
-// Our ports lie below the range from which the kernel takes ports for outgoing connections, so that
-// none of those can take the port of a server that is down for a restart, and low enough that the
-// cluster bus (port + 10000) does too.
+// The ports lie below the range that the kernel uses for outgoing connections, so that none of
+// those can take the port of a server that is down for a restart, and low enough that the cluster
+// bus (port + 10000) does too.
 constexpr int kFirstPort = 10000;
 constexpr int kPorts = 12000;
 
 constexpr Milliseconds kStopWithin{15000};
 
-constexpr std::array kCrashSigns = {"ERROR: AddressSanitizer", "runtime error:", "BUG REPORT START",
-                                    "crashed by signal", "ASSERTION FAILED"};
+constexpr std::array kCrashSigns = {
+    "ERROR: AddressSanitizer", "runtime error:",    "BUG REPORT START",
+    "internal error in",       "crashed by signal", "ASSERTION FAILED"};
 
 std::string EnvironmentOr(const char* name, const char* fallback) {
   const char* value = std::getenv(name);
@@ -53,7 +54,7 @@ std::string EnvironmentOr(const char* name, const char* fallback) {
 
 // Claims a port among all processes that use this library, for as long as the returned descriptor
 // is open: an abstract socket with the port in its name. Unlike a file it cannot be left behind,
-// and unlike the port itself it can be held while the server is down. -1 if somebody has it.
+// and unlike the port itself it can be held while the server is down. -1 if it is already claimed.
 int ClaimPort(int port) {
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
@@ -94,7 +95,7 @@ std::string LastLines(const std::string& text, int lines) {
   return start == std::string::npos || start == 0 ? text : text.substr(start + 1);
 }
 
-// The environment of this process with some variables set anew, or longer where they are lists.
+// The environment of this process with some variables replaced, or extended if they are lists.
 std::vector<std::string> ServerEnvironment(const std::vector<std::string>& changes) {
   std::map<std::string, std::string> values;
   const auto split = [](const std::string& variable) {
@@ -107,7 +108,7 @@ std::vector<std::string> ServerEnvironment(const std::vector<std::string>& chang
   if (!preload.empty()) {
     values["LD_PRELOAD"] = preload;
     values.try_emplace("UBSAN_OPTIONS", "print_stacktrace=1");
-    // A server asks for as much memory as a payload claims to need, and expects a null then.
+    // A server tries to allocate as much memory as a payload claims to need, and expects a null.
     values.try_emplace("ASAN_OPTIONS", "allocator_may_return_null=1");
   }
   for (const std::string& change : changes) {
@@ -121,7 +122,7 @@ std::vector<std::string> ServerEnvironment(const std::vector<std::string>& chang
   return result;
 }
 
-// For execve(2): pointers into `strings`, which must stay.
+// For execve(2): pointers into `strings`, which must outlive them.
 std::vector<char*> Pointers(std::vector<std::string>& strings) {
   std::vector<char*> pointers;
   pointers.reserve(strings.size() + 1);
@@ -133,7 +134,7 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
 }  // namespace
 
 std::string ModulePath() {
-  // Absolute, because a server goes to its own folder.
+  // Absolute, because a server changes to its own folder.
   return std::filesystem::absolute(EnvironmentOr("TURNSTILE_MODULE", TURNSTILE_MODULE_DEFAULT));
 }
 
@@ -154,7 +155,7 @@ Server::~Server() {
   Stop();
   if (const std::string report = CrashReport(); !report.empty()) {
     ADD_FAILURE() << "the server on port " << port_ << " reports:\n" << report;
-  } else if (!told_to_end_) {
+  } else if (!exit_expected_) {
     ADD_FAILURE() << "the server on port " << port_ << " ended by itself, exit code "
                   << exit_code_.value_or(-1) << "; its log ends with:\n"
                   << LastLines(Log(), 20);
@@ -187,7 +188,7 @@ std::string Server::CrashReport() const {
   std::string report;
   std::string line;
   for (int lines = 0; lines < 60 && std::getline(log, line);) {
-    // A server that refuses to start does not tidy up; what it leaks then is its own affair.
+    // A server that refuses to start does not clean up; its leaks are ignored.
     const bool leak = line.find("LeakSanitizer") != std::string::npos ||
                       line.find("byte(s) leaked in") != std::string::npos;
     const bool crash =
@@ -207,7 +208,7 @@ bool Server::Restart() {
 
 bool Server::StartUp() {
   exit_code_.reset();
-  told_to_end_ = false;
+  exit_expected_ = false;
   came_up_ = false;
   const auto deadline = Clock::now() + options_.start_within;
   const bool any_port = port_ == 0 && options_.port == 0;
@@ -219,7 +220,7 @@ bool Server::StartUp() {
   while (result == Start::kPortTaken && Clock::now() < deadline) {
     if (any_port) ChoosePort();
     result = TryStart(deadline);
-    // A port that must stay the same was taken by a stranger, who may go away again.
+    // A port that must stay the same was taken by another process, which may release it again.
     if (!any_port && !options_.must_start) break;
   }
   came_up_ = result == Start::kUp;
@@ -230,7 +231,7 @@ bool Server::StartUp() {
                   << LastLines(Log(), 20);
   }
   if (running()) Kill9();
-  told_to_end_ = true;  // reported, or expected
+  exit_expected_ = true;  // reported, or expected
   return false;
 }
 
@@ -257,7 +258,8 @@ Server::Start Server::TryStart(Clock::time_point deadline) {
         if (pong.IsError("LOADING") || pong.IsError("DISCONNECTED:") || pong.IsError("TIMEOUT:")) {
           return false;
         }
-        // It must be our process that answers, as far as it tells a stranger (NOAUTH, NOPERM).
+        // The process that answers must be ours, as far as it reveals that to an unauthenticated
+        // client (NOAUTH, NOPERM).
         const Reply info = client.Do("INFO", "server");
         up = info.IsError() ? client.connected() : info.text.find(process_id) != std::string::npos;
         return up;
@@ -305,16 +307,17 @@ void Server::Spawn() {
   paused_ = false;
   pid_ = fork();
   if (pid_ != 0) return;
-  // In the child, which may be a copy of a process with threads: system calls only.
+  // In the child of a process that may have threads: system calls only.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(126);  // it died before the line above
+  if (getppid() != parent) _exit(126);  // the parent died before the line above
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
   if (!options_.network_namespace.empty()) {
     const int space = open(options_.network_namespace.c_str(), O_RDONLY | O_CLOEXEC);
     if (space < 0 || setns(space, CLONE_NEWNET) != 0) _exit(125);
   }
-  // What is written before the server opens its log (a bad option), or past it (sanitizers).
+  // Captures what is written before the server opens its log (a bad option), or past it
+  // (sanitizers).
   const int output = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
   const int input = open("/dev/null", O_RDONLY);
   dup2(input, STDIN_FILENO);
@@ -342,7 +345,7 @@ void Server::Signal(int signal) const {
 }
 
 void Server::Kill9() {
-  told_to_end_ = true;
+  exit_expected_ = true;
   Signal(SIGKILL);
   Reap(/*block=*/true);
 }
@@ -351,13 +354,13 @@ int Server::Stop() {
   if (!running()) return -1;
   if (paused_) Continue();
   Client client(port_, options_.address);
-  // No longer listening: on its way out, perhaps, and not because of us.
+  // No longer listening: it may be exiting by itself.
   if (!client.connected() && Eventually([this] { return !running(); })) return *exit_code_;
-  told_to_end_ = true;
-  // NOW: without waiting for replicas. The answer to success is the end of the connection.
-  const bool obeys = client.connected() &&
-                     client.Do("SHUTDOWN", "NOSAVE", "NOW", "FORCE").IsError("DISCONNECTED:");
-  if (!obeys) Signal(SIGTERM);
+  exit_expected_ = true;
+  // NOW: without waiting for replicas. On success the connection is closed instead of a reply.
+  const bool accepted = client.connected() &&
+                        client.Do("SHUTDOWN", "NOSAVE", "NOW", "FORCE").IsError("DISCONNECTED:");
+  if (!accepted) Signal(SIGTERM);
   if (!Eventually([this] { return !running(); }, kStopWithin)) {
     ADD_FAILURE() << "the server on port " << port_ << " did not stop; its log ends with:\n"
                   << LastLines(Log(), 20);
@@ -367,7 +370,7 @@ int Server::Stop() {
 }
 
 std::optional<int> Server::WaitForExit(Milliseconds within) {
-  told_to_end_ = true;
+  exit_expected_ = true;
   Eventually([this] { return !running(); }, within);
   return exit_code_;
 }

@@ -1,4 +1,4 @@
-// The project's own files, for tests that compare what is written with what is.
+// The project's own files, for tests that compare documentation with the implementation.
 
 #ifndef TURNSTILE_TESTS_SUPPORT_SOURCE_FILES_H_
 #define TURNSTILE_TESTS_SUPPORT_SOURCE_FILES_H_

@@ -1,10 +1,10 @@
-// Clients that stand in line for a lock.
+// Clients that wait in the queue of a lock.
 //
 //   class OrderTest : public SharedWaitingTest<OrderTest> {};
 //
-//   TEST_F(OrderTest, NextInLine) {
+//   TEST_F(OrderTest, NextWaiterIsGranted) {
 //     MustAcquire(client_, "job", "alice");
-//     Waiter bob(server(), "job", "bob");  // returns when bob is in line
+//     Waiter bob(server(), "job", "bob");  // returns when bob is queued
 //     client_.Do("LOCK.RELEASE", "job", "alice");
 //     EXPECT_TRUE(bob.Read().IsInteger());
 //   }
@@ -36,7 +36,7 @@ inline std::string WaitersNow(Client& client) {
   return InfoField(client, "turnstile", "turnstile_waiters");
 }
 
-// Where a connection comes from, as CLIENT LIST has it.
+// The address of a connection, as CLIENT LIST shows it.
 inline std::string AddressOf(Client& client, int64_t id) {
   const std::string listed = client.Do("CLIENT", "LIST", "ID", id).text;
   const std::string field = " addr=";
@@ -46,7 +46,7 @@ inline std::string AddressOf(Client& client, int64_t id) {
   return listed.substr(begin, listed.find(' ', begin) - begin);
 }
 
-// How many wait for a lock.
+// How many clients wait for a lock.
 inline int64_t WaitingFor(Client& client, std::string_view key) {
   const Reply info = client.Do("LOCK.INFO", key);
   return info.IsNil() ? 0 : info.Field("waiting").integer;
@@ -82,7 +82,7 @@ inline std::vector<std::string> HoldersOf(Client& client, std::string_view key) 
   return owners;
 }
 
-// What LOCK.INFO tells about one of the holders; null if `owner` is none.
+// The entry of LOCK.INFO for one of the holders; null if `owner` is not one.
 inline Reply HoldOf(Client& client, std::string_view key, std::string_view owner) {
   const Reply info = client.Do("LOCK.INFO", key);
   if (info.IsNil()) return Reply::Nil();
@@ -98,7 +98,7 @@ inline std::string ModeOf(Client& client, std::string_view key) {
   return info.IsNil() ? "" : info.Field("mode").text;
 }
 
-// LOCK.ACQUIRE with more options.
+// LOCK.ACQUIRE with further options.
 inline Command Acquiring(std::string_view key, std::string_view owner, const Command& options,
                          int64_t lease_ms = kMinute) {
   Command command = {"LOCK.ACQUIRE", std::string(key), std::string(owner), "PX",
@@ -131,7 +131,7 @@ inline Command AcquireWaiting(std::string_view key, std::string_view owner,
           std::to_string(options.wait_ms)};
 }
 
-// Returns when the client with this id is blocked.
+// Waits until the client with this id is blocked.
 inline void AwaitBlocked(Client& client, int64_t id) {
   EXPECT_TRUE(Eventually([&] {
     return client.Do("CLIENT", "LIST", "ID", id).text.find(" flags=b ") != std::string::npos;
@@ -139,7 +139,7 @@ inline void AwaitBlocked(Client& client, int64_t id) {
       << id << " does not wait: " << client.Do("CLIENT", "LIST", "ID", id);
 }
 
-// Returns when the connection with this id is closed, and what the server does about that is done.
+// Waits until the connection with this id is closed and the server has handled that.
 inline void AwaitGone(Client& client, int64_t id) {
   EXPECT_TRUE(Eventually([&] { return client.Do("CLIENT", "LIST", "ID", id).text.empty(); }))
       << client.Do("CLIENT", "LIST", "ID", id);
@@ -149,7 +149,7 @@ inline void AwaitGone(Client& client, int64_t id) {
 // A connection that waits for a lock.
 class Waiter : public Client {
  public:
-  // `login`, if given, is done first: AUTH or SELECT.
+  // `login`, if given, is sent first: AUTH or SELECT.
   explicit Waiter(const Server& server, const Command& login = {})
       : Client(server.port()), port_(server.port()) {
     if (!login.empty()) {
@@ -163,14 +163,14 @@ class Waiter : public Client {
     Wait(key, owner, options);
   }
 
-  // One that asks by any command.
+  // Waits by an arbitrary command.
   static Waiter Asking(const Server& server, const Command& command) {
     Waiter waiter(server);
     waiter.Wait(command);
     return waiter;
   }
 
-  // Asks for the lock and returns when the server has put this connection in line.
+  // Requests the lock and returns when the server has queued this connection.
   void Wait(std::string_view key, std::string_view owner, WaitOptions options = {}) {
     Wait(AcquireWaiting(key, owner, options));
   }
@@ -187,7 +187,8 @@ class Waiter : public Client {
   int64_t id_ = 0;
 };
 
-// The same by hand: a socket that can end in every way, and replies that are checked byte by byte.
+// The same at a lower level: a socket that can be closed in every way, and replies that are checked
+// byte by byte.
 class RawWaiter {
  public:
   explicit RawWaiter(const Server& server, const Command& login = {}) : port_(server.port()) {
@@ -208,9 +209,9 @@ class RawWaiter {
     AwaitBlocked(observer, id_);
   }
 
-  // Says that nothing more will be sent. What comes can still be read.
+  // Half-closes the connection: replies can still be read.
   void HalfClose() const { EXPECT_EQ(shutdown(fd_, SHUT_WR), 0); }
-  // Ends with RST instead of FIN.
+  // Closes with RST instead of FIN.
   void Reset() {
     const linger at_once{1, 0};
     EXPECT_EQ(setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once), 0);
@@ -247,9 +248,9 @@ inline std::vector<Reply> DoAtOnce(RawConnection& connection, const Commands& co
   return ReadReplies(connection, commands.size());
 }
 
-// The commands of `passes`, with others between them that make a server take each group in a later
-// pass of its event loop than the one before, and the second in the very next one: of a new
-// connection a server reads 16 to 20 KB at first.
+// The commands of `passes`, padded so that the server handles each group in a later pass of its
+// event loop than the previous one, and the second in the very next pass: a server reads 16 to 20
+// KB of a new connection at first.
 inline Commands InPasses(const std::vector<Commands>& passes) {
   const Command filler = {"EXISTS", std::string(size_t{24} * 1024, 'x')};
   Commands commands;
@@ -260,20 +261,20 @@ inline Commands InPasses(const std::vector<Commands>& passes) {
   return commands;
 }
 
-// The first millisecond in which somebody else can have a lock that was held until `end`. A hold
-// lives through its last millisecond; but the active expiry of Redis 8 may remove a key as soon as
+// The first millisecond in which another owner can get a lock that was held until `end`. A hold is
+// live through its last millisecond; but the active expiry of Redis 8 may remove a key as soon as
 // that begins.
 inline int64_t FirstFree(Client& client, int64_t end) {
   return EngineOf(client).starts_with("Redis 8.") ? end : end + 1;
 }
 
-// A script that runs for so long, at least.
+// A script that runs for at least that long.
 inline Command BusyScript(int64_t ms) {
   return {"EVAL", std::string(kLuaNow) + " local stop = now() + ARGV[1] while now() < stop do end",
           "0", std::to_string(ms)};
 }
 
-// Tests that share a server on which nobody waits when one begins.
+// Tests that share a server. Nobody waits on it when a test begins.
 template <typename Suite>
 class SharedWaitingTest : public SharedServerTest<Suite> {
  protected:

@@ -1,4 +1,4 @@
-// Slots, and what a node knows about them.
+// Hash slots, and the map of the cluster as one node sees it.
 
 #include "core/cluster.h"
 
@@ -15,15 +15,15 @@ using namespace std::string_view_literals;
 
 using Slots = std::initializer_list<Slot>;
 
-// As a server answers CLUSTER KEYSLOT.
-TEST(Slot, OfAKey) {
+// The expected numbers are those that CLUSTER KEYSLOT returns.
+TEST(Slot, SlotOfKeyMatchesServer) {
   const std::pair<std::string_view, Slot> known[] = {
       {"", 0}, {"a", 15495}, {"foo", 12182}, {"123456789", 12739}, {"a\xff\0b"sv, 11489},
   };
   for (const auto& [key, slot] : known) EXPECT_EQ(SlotOf(key), slot) << key;
 }
 
-TEST(Slot, OfATag) {
+TEST(Slot, HashTagDeterminesSlot) {
   const std::pair<std::string_view, Slot> known[] = {
       {"{a}", 15495},
       {"{user1000}.following", 3443},
@@ -48,22 +48,22 @@ constexpr std::string_view kNodes =
     "id3 fe80::1:7003@17003,three.example slave,fail? id2 0 1426238316232 3 connected\n"
     "id4 :0@0 master,noaddr - 0 0 0 disconnected 200\n";
 
-TEST(ClusterMap, TellsHowThisNodeStandsToASlot) {
+TEST(ClusterMap, ClassifiesSlotsAsOursElsewhereArrivingOrUnserved) {
   const ClusterMap map(kNodes);
   for (const Slot slot : Slots{0, 3, 4, 7}) {
-    EXPECT_EQ(map.StandingOf(slot), Standing::kOurs) << slot;
+    EXPECT_EQ(map.StateOf(slot), SlotState::kOurs) << slot;
   }
   for (const Slot slot : Slots{5, 6, 94, 100, 200}) {
-    EXPECT_EQ(map.StandingOf(slot), Standing::kElsewhere) << slot;
+    EXPECT_EQ(map.StateOf(slot), SlotState::kElsewhere) << slot;
   }
-  EXPECT_EQ(map.StandingOf(93), Standing::kArriving);
+  EXPECT_EQ(map.StateOf(93), SlotState::kArriving);
   for (const Slot slot : Slots{8, 92, 101, 16383}) {
-    EXPECT_EQ(map.StandingOf(slot), Standing::kUnserved) << slot;
+    EXPECT_EQ(map.StateOf(slot), SlotState::kUnserved) << slot;
     EXPECT_EQ(map.ServerOf(slot), nullptr);
   }
 }
 
-TEST(ClusterMap, TellsWhereAServerIs) {
+TEST(ClusterMap, ParsesAddressOfSlotServer) {
   const ClusterMap map(kNodes);
   ASSERT_NE(map.ServerOf(0), nullptr);
   EXPECT_EQ(map.ServerOf(0)->ip, "10.0.0.1");
@@ -76,10 +76,10 @@ TEST(ClusterMap, TellsWhereAServerIs) {
   const ClusterMap ipv6("x fe80::1:7003@17003,three.example master - 0 0 3 connected 1\n");
   EXPECT_EQ(ipv6.ServerOf(1)->ip, "fe80::1");
   EXPECT_EQ(ipv6.ServerOf(1)->port, "7003");
-  EXPECT_EQ(ipv6.StandingOf(1), Standing::kElsewhere);  // it does not say who asks
+  EXPECT_EQ(ipv6.StateOf(1), SlotState::kElsewhere);  // no node is marked "myself"
 }
 
-TEST(ClusterMap, WhatMakesNoSenseIsLeftOut) {
+TEST(ClusterMap, IgnoresMalformedInput) {
   for (const std::string_view text :
        {""sv, "\n"sv, "garbage"sv, "a b\n"sv, "a b master\n"sv,
         "a b myself - 0 0 0 connected x-y"sv, "a b myself - 0 0 0 connected 16384"sv,
@@ -88,11 +88,11 @@ TEST(ClusterMap, WhatMakesNoSenseIsLeftOut) {
         "a b myself - 0 0 0 connected 99999999999999999999"sv}) {
     const ClusterMap map(text);
     for (const Slot slot : Slots{0, 1, 16383}) {
-      EXPECT_EQ(map.StandingOf(slot), Standing::kUnserved) << text;
+      EXPECT_EQ(map.StateOf(slot), SlotState::kUnserved) << text;
     }
   }
-  EXPECT_EQ(ClusterMap("a b myself,master - 0 0 0 connected 5-3 0-16383").StandingOf(16383),
-            Standing::kOurs);
+  EXPECT_EQ(ClusterMap("a b myself,master - 0 0 0 connected 5-3 0-16383").StateOf(16383),
+            SlotState::kOurs);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Which waits would never end.
+// Detection of waits that would never end.
 
 #include "core/deadlock.h"
 
@@ -60,9 +60,9 @@ class Keyspace {
                     .since = kMinInstant,
                     .end = end,
                     .linger = linger};
-    Put(value, Apply(value.lock.get(), Held{mode, hold}));
+    Put(value, Apply(value.lock.get(), HoldSet{mode, hold}));
   }
-  // Of many holders at once, which would take long one by one.
+  // Adds many holders at once; one by one would be slow.
   void AddMany(LockName lock, Mode mode, const std::deque<std::string>& owners) {
     std::vector<Hold> holds;
     for (const std::string& owner : owners) {
@@ -73,7 +73,7 @@ class Keyspace {
   }
   void Remove(LockName lock, std::string_view owner) {
     Value& value = values_.at(KeyOf(lock));
-    Put(value, Apply(value.lock.get(), Ended{Owner{owner}}));
+    Put(value, Apply(value.lock.get(), HoldEnded{Owner{owner}}));
     if (value.lock == nullptr) values_.erase(KeyOf(lock));
   }
   void SetString(LockName lock, std::string_view text, Instant end) {
@@ -83,23 +83,25 @@ class Keyspace {
 
   bool Has(LockName lock) const { return values_.contains(KeyOf(lock)); }
 
-  Place At(LockName lock) const {
-    Place place;
+  KeyState At(LockName lock) const {
+    KeyState state;
     const auto found = values_.find(KeyOf(lock));
-    if (found == values_.end()) return place;
+    if (found == values_.end()) return state;
     const Value& value = found->second;
-    place.lock = value.lock.get();
-    if (value.text.has_value()) place.plain = PlainLock{value.text->first, value.text->second};
-    return place;
+    state.lock = value.lock.get();
+    if (value.text.has_value()) state.plain = PlainLock{value.text->first, value.text->second};
+    return state;
   }
 
-  // Those who hold the lock live.
+  // The live holders of the lock.
   Texts Holders(LockName lock, Instant now) const {
-    const Place place = At(lock);
+    const KeyState state = At(lock);
     Texts owners;
-    if (place.plain.has_value() && now <= place.plain->end) owners.emplace_back(place.plain->value);
-    for (size_t i = 0; place.lock != nullptr && i < place.lock->size(); ++i) {
-      const Hold hold = place.lock->at(Lock::Order::kByOwner, i);
+    if (state.plain.has_value() && state.plain->LiveAt(now)) {
+      owners.emplace_back(state.plain->value);
+    }
+    for (size_t i = 0; state.lock != nullptr && i < state.lock->size(); ++i) {
+      const Hold hold = state.lock->at(Lock::Order::kByOwner, i);
       if (hold.LiveAt(now)) owners.emplace_back(hold.owner.bytes);
     }
     return owners;
@@ -131,7 +133,7 @@ class Keyspace {
 class DeadlockTest : public testing::Test {
  protected:
   void TearDown() override {
-    while (Waiter* waiter = queue_.FirstTimedOut(kMaxTick)) queue_.Leave(*waiter);
+    while (Waiter* waiter = queue_.FirstTimedOut(Tick::max())) queue_.Leave(*waiter);
   }
 
   Waiter& Enter(std::string_view owner, const Locks& locks, const AcquireRequest& request,
@@ -154,7 +156,7 @@ class DeadlockTest : public testing::Test {
     keys_.Delete(lock);
     keys_.Add(lock, Mode::kExclusive, owner, end, Millis{0});
   }
-  // One more holder.
+  // Adds a holder.
   void AddHolder(LockName lock, Mode mode, std::string_view owner, Instant end = kLate,
                  Millis linger = Millis{0}) {
     keys_.Add(lock, mode, owner, end, linger);
@@ -170,7 +172,7 @@ class DeadlockTest : public testing::Test {
     return waiter;
   }
 
-  // "ann waits for 0:b": one text a step.
+  // One text per step, for example "ann waits for 0:b".
   static Texts TextsOf(const std::vector<CycleStep>& steps) {
     Texts texts;
     for (const CycleStep& step : steps) {
@@ -180,13 +182,13 @@ class DeadlockTest : public testing::Test {
     return texts;
   }
 
-  // The cycle that a wait already begun has closed.
+  // The cycle that a wait already in the queue has closed.
   Texts CycleOf(const Waiter& waiter, const std::vector<Waiter*>& ignored = {},
                 Instant now = kNow) {
     return TextsOf(keys_.FindCycle(queue_, waiter, ignored, now));
   }
 
-  // The cycle that this wait would close. A holder is named if the lock has none.
+  // The cycle that this wait would close. If the lock has no holder, `holder` becomes one.
   Texts CycleOf(std::string_view owner, LockName lock, std::optional<std::string_view> holder,
                 Instant now = kNow) {
     const bool is_free = !keys_.Has(lock);
@@ -218,18 +220,18 @@ TEST_F(DeadlockTest, NoCycleWhenNobodyWaits) {
   EXPECT_EQ(CycleOf("ann", kA, std::nullopt), Texts{});
 }
 
-TEST_F(DeadlockTest, NoCycleWhenNobodyWaitsForTheAsker) {
+TEST_F(DeadlockTest, NoCycleWhenNobodyWaitsForRequester) {
   EnterHeld("bob", kA, "cid");
   EnterHeld("cid", kB, "dan");
-  EnterHeld("ann", kC, "bob");                    // the asker waits itself, for others
-  EXPECT_EQ(CycleOf("ann", kD, "bob"), Texts{});  // whoever holds d waits
-  EXPECT_EQ(CycleOf("ann", kA, "cid"), Texts{});  // the line of a is there
-  EXPECT_EQ(CycleOf("eve", kA, "cid"), Texts{});  // eve is unknown
+  EnterHeld("ann", kC, "bob");                    // the requester itself waits, for others
+  EXPECT_EQ(CycleOf("ann", kD, "bob"), Texts{});  // the holder of d waits
+  EXPECT_EQ(CycleOf("ann", kA, "cid"), Texts{});  // a has a queue
+  EXPECT_EQ(CycleOf("eve", kA, "cid"), Texts{});  // eve neither holds nor waits
   EXPECT_EQ(CycleOf("dan", kD, "somebody"),
-            Texts{});  // one waits for dan; dan waits for a stranger
+            Texts{});  // somebody waits for dan; dan waits for an owner that does not wait
 }
 
-TEST_F(DeadlockTest, CycleOfTwo) {
+TEST_F(DeadlockTest, FindsCycleOfTwo) {
   EnterHeld("ann", kA, "bob");
   const Texts expected = {"bob waits for 0:b", "ann waits for 0:a"};
   EXPECT_EQ(CycleOf("bob", kB, "ann"), expected);
@@ -239,7 +241,7 @@ TEST_F(DeadlockTest, CycleOfTwo) {
   EXPECT_EQ(CycleOf("ann", kB, "bob"), Texts{}) << "the other way round there is none";
 }
 
-TEST_F(DeadlockTest, CycleOfThree) {
+TEST_F(DeadlockTest, FindsCycleOfThree) {
   EnterHeld("ann", kA, "bob");
   EnterHeld("bob", kB, "cid");
   EXPECT_EQ(CycleOf("cid", kC, "ann"),
@@ -247,11 +249,11 @@ TEST_F(DeadlockTest, CycleOfThree) {
   EXPECT_EQ(CycleOf("cid", kC, "bob"), (Texts{"cid waits for 0:c", "bob waits for 0:b"}));
 }
 
-TEST_F(DeadlockTest, CycleOfManySteps) {
+TEST_F(DeadlockTest, FindsLongCycle) {
   constexpr int kOwners = 2'000;
   const auto owner = [](int i) { return "owner-" + std::to_string(i); };
   const auto key = [](int i) { return "key-" + std::to_string(i); };
-  // Number i waits for lock i, which number i + 1 holds.
+  // Owner i waits for lock i, which owner i + 1 holds.
   for (int i = 0; i + 1 < kOwners; ++i) EnterHeld(owner(i), {0, key(i)}, owner(i + 1));
   const std::string last_key = key(kOwners - 1);
   Waiter& last = EnterHeld(owner(kOwners - 1), {0, last_key}, owner(0));
@@ -264,24 +266,24 @@ TEST_F(DeadlockTest, CycleOfManySteps) {
   }
 }
 
-TEST_F(DeadlockTest, CycleWithTheFewestSteps) {
-  // The long way: dan -> ann -> bob -> cid -> dan. The short one: dan -> ann -> cid -> dan, over
-  // another wait of ann.
+TEST_F(DeadlockTest, FindsCycleWithFewestSteps) {
+  // Long cycle: dan -> ann -> bob -> cid -> dan. Short cycle, through another wait of ann: dan ->
+  // ann -> cid -> dan.
   EnterHeld("cid", kC, "dan");
   EnterHeld("bob", kB, "cid");
   const Texts fewest = {"dan waits for 0:d", "ann waits for 1:a", "cid waits for 0:c"};
   Waiter& long_way = EnterHeld("ann", kA, "bob");
   EnterHeld("ann", kOtherA, "cid");
   EXPECT_EQ(CycleOf("dan", kD, "ann"), fewest);
-  // In whichever order ann's waits began.
+  // The order in which ann's waits began must not matter.
   queue_.Leave(long_way);
   EXPECT_EQ(CycleOf("dan", kD, "ann"), fewest);
   EnterHeld("ann", kA, "bob");
   EXPECT_EQ(CycleOf("dan", kD, "ann"), fewest);
 }
 
-TEST_F(DeadlockTest, HolderAndLineAreTheSameNumberOfStepsAway) {
-  // ann asks for d: its holder bob waits for a long row, cid in its line waits for ann.
+TEST_F(DeadlockTest, HolderAndWaiterAheadAreOneStepAway) {
+  // ann requests d: its holder bob leads to a long chain, cid in its queue waits for ann.
   EnterHeld("bob", kA, "eve");
   EnterHeld("eve", kB, "ann");
   EnterHeld("cid", kC, "ann");
@@ -289,16 +291,16 @@ TEST_F(DeadlockTest, HolderAndLineAreTheSameNumberOfStepsAway) {
   EXPECT_EQ(CycleOf("ann", kD, "bob"), (Texts{"ann waits for 0:d", "cid waits for 0:c"}));
 }
 
-// Whoever stands ahead will have the lock first.
-TEST_F(DeadlockTest, WaitBehindOneThatWaitsForTheAsker) {
+// A waiter ahead will get the lock first.
+TEST_F(DeadlockTest, WaiterAheadThatWaitsForRequesterClosesCycle) {
   EnterHeld("bob", kA, "ann");
   EnterHeld("bob", kB, "stranger");
   EXPECT_EQ(CycleOf("ann", kB, "stranger"), (Texts{"ann waits for 0:b", "bob waits for 0:a"}));
   EXPECT_EQ(CycleOf("ann", kB, std::nullopt), (Texts{"ann waits for 0:b", "bob waits for 0:a"}));
 }
 
-TEST_F(DeadlockTest, QueueOrderCountsFurtherOn) {
-  // bob stands behind ann in b; cid holds c and asks for what bob holds.
+TEST_F(DeadlockTest, QueueOrderClosesCycleAlongPath) {
+  // bob waits behind ann for b; cid holds c and requests what bob holds.
   EnterHeld("ann", kB, "stranger");
   Enter("bob", kB);
   EXPECT_EQ(CycleOf("ann", kC, "bob"), (Texts{"ann waits for 0:c", "bob waits for 0:b"}));
@@ -311,12 +313,12 @@ TEST_F(DeadlockTest, QueueOrderCountsFurtherOn) {
   EXPECT_EQ(CycleOf("cid", kC, "ann"), Texts{});
 }
 
-TEST_F(DeadlockTest, LineIsWalkedUpFromEveryPlaceInIt) {
-  // All who wait for d: first eve, whom the walk from ann's place in the line reaches too.
+TEST_F(DeadlockTest, QueueIsSearchedFromEveryPositionReached) {
+  // Everybody waits for d, eve first. The search from ann's position reaches eve too.
   EnterHeld("eve", kD, "stranger");
   Enter("ann", kD);
   Enter("bob", kD);
-  // cid asks for c, held by ann; the line of d has been walked from ann up; then by bob.
+  // cid requests c, held by ann: the queue of d is searched upwards from ann. Then by bob.
   EnterHeld("bob", kC, "ann");
   EnterHeld("eve", kA, "cid");
   EXPECT_EQ(CycleOf("cid", kC, "ann"),
@@ -325,32 +327,32 @@ TEST_F(DeadlockTest, LineIsWalkedUpFromEveryPlaceInIt) {
             (Texts{"cid waits for 0:b", "bob waits for 0:d", "eve waits for 0:a"}));
 }
 
-TEST_F(DeadlockTest, HoldThatIsOverDoesNotCount) {
+TEST_F(DeadlockTest, EndedHoldClosesNoCycle) {
   EnterHeld("ann", kA, "bob", At(2'000));
   EXPECT_EQ(CycleOf("bob", kB, "ann", At(2'000)).size(), 2U);
   EXPECT_EQ(CycleOf("bob", kB, "ann", At(2'001)), Texts{});
   EXPECT_EQ(CycleOf("bob", kB, "ann", At(2'000)).size(), 2U) << "looking changes nothing";
 }
 
-TEST_F(DeadlockTest, CycleGoesWithAnyOfItsParts) {
+TEST_F(DeadlockTest, CycleDisappearsWithAnyOfItsSteps) {
   Waiter& ann = EnterHeld("ann", kA, "bob");
   Enter("dan", kA);
   EXPECT_EQ(CycleOf("bob", kB, "ann").size(), 2U);
-  queue_.Leave(ann);  // gave up
+  queue_.Leave(ann);  // timed out
   EXPECT_EQ(CycleOf("bob", kB, "ann"), Texts{});
   EXPECT_EQ(CycleOf("bob", kB, "dan").size(), 2U);
-  ClearHolder(kA);  // bob gave it up
+  ClearHolder(kA);  // bob released it
   EXPECT_EQ(CycleOf("bob", kB, "dan"), Texts{});
 }
 
-TEST_F(DeadlockTest, CycleOfOneWhoWaitsForSeveralLocks) {
+TEST_F(DeadlockTest, OwnerWaitingForSeveralLocksClosesCycle) {
   Enter("ann", kA);
   EnterHeld("ann", kB, "bob");
   Enter("ann", kC);
   EXPECT_EQ(CycleOf("bob", kD, "ann"), (Texts{"bob waits for 0:d", "ann waits for 0:b"}));
 }
 
-TEST_F(DeadlockTest, CycleAcrossDatabases) {
+TEST_F(DeadlockTest, FindsCycleAcrossDatabases) {
   EnterHeld("ann", kOtherA, "bob");
   EXPECT_EQ(CycleOf("bob", kA, "ann"), (Texts{"bob waits for 0:a", "ann waits for 1:a"}));
   EnterHeld("bob", {7, "a"}, "cid");
@@ -358,9 +360,9 @@ TEST_F(DeadlockTest, CycleAcrossDatabases) {
             (Texts{"cid waits for 0:a", "ann waits for 1:a", "bob waits for 7:a"}));
 }
 
-TEST_F(DeadlockTest, CycleOfOthersIsNotTheAskers) {
-  // A stranger's SET made ann and bob wait for each other. cid waits for them and holds something
-  // that nobody in that circle wants.
+TEST_F(DeadlockTest, CycleAmongOthersIsNotReported) {
+  // Another client's SET made ann and bob wait for each other. cid waits for them, and holds
+  // something that neither of them wants.
   EnterHeld("ann", kA, "bob");
   EnterHeld("bob", kB, "ann");
   EnterHeld("dan", kC, "cid");
@@ -369,7 +371,7 @@ TEST_F(DeadlockTest, CycleOfOthersIsNotTheAskers) {
   EXPECT_EQ(CycleOf("ann", kD, "bob"), (Texts{"ann waits for 0:d", "bob waits for 0:b"}));
 }
 
-TEST_F(DeadlockTest, AfterATakeOverTheNewCallCounts) {
+TEST_F(DeadlockTest, NewerCallCountsAfterTakeOver) {
   Waiter& older = EnterHeld("ann", kA, "bob");
   Enter("cid", kA);
   Waiter& newer = calls_.emplace_back(Exclusive(), kTickNow, kLateTick);
@@ -378,8 +380,8 @@ TEST_F(DeadlockTest, AfterATakeOverTheNewCallCounts) {
   EXPECT_EQ(CycleOf("ann", kB, "cid"), (Texts{"ann waits for 0:b", "cid waits for 0:a"}));
 }
 
-// The caller's strings live for one command only, and so do cycles.
-TEST_F(DeadlockTest, CycleNamesAreThoseOfTheQueue) {
+// The caller's strings live for one command only; the cycle outlives it.
+TEST_F(DeadlockTest, CycleRefersToStringsOwnedByQueue) {
   EnterHeld("ann", kA, "bob");
   SetHolder(kB, "ann");
   std::string key = "b";
@@ -394,7 +396,7 @@ TEST_F(DeadlockTest, CycleNamesAreThoseOfTheQueue) {
 
 // --- Which holders are waited for -------------------------------------------------------------
 
-// ann asks for a, which bob holds; bob waits for ann.
+// ann requests a, which bob holds; bob waits for ann.
 class HolderEdgeTest : public DeadlockTest {
  protected:
   void SetUp() override { EnterHeld("bob", kB, "ann"); }
@@ -408,7 +410,7 @@ class HolderEdgeTest : public DeadlockTest {
   }
 };
 
-TEST_F(HolderEdgeTest, ExclusiveHolderIsWaitedForByAll) {
+TEST_F(HolderEdgeTest, EveryModeWaitsForExclusiveHolder) {
   SetHolder(kA, "bob");
   EXPECT_TRUE(IsEdge(Exclusive()));
   EXPECT_TRUE(IsEdge(Shared()));
@@ -416,7 +418,7 @@ TEST_F(HolderEdgeTest, ExclusiveHolderIsWaitedForByAll) {
   EXPECT_TRUE(IsEdge(Limit(9)));
 }
 
-TEST_F(HolderEdgeTest, SharedHolderIsWaitedForByAllButShared) {
+TEST_F(HolderEdgeTest, EveryModeButSharedWaitsForSharedHolder) {
   AddHolder(kA, Mode::kShared, "zoe");
   AddHolder(kA, Mode::kShared, "bob");
   EXPECT_TRUE(IsEdge(Exclusive()));
@@ -425,7 +427,7 @@ TEST_F(HolderEdgeTest, SharedHolderIsWaitedForByAllButShared) {
   EXPECT_TRUE(IsEdge(Limit(9)));
 }
 
-TEST_F(HolderEdgeTest, LimitHolderIsNotWaitedForByOtherLimitsButByLimitOne) {
+TEST_F(HolderEdgeTest, OnlyLimitOneWaitsForLimitHolder) {
   AddHolder(kA, Mode::kLimit, "zoe");
   AddHolder(kA, Mode::kLimit, "bob");
   EXPECT_TRUE(IsEdge(Exclusive()));
@@ -437,7 +439,7 @@ TEST_F(HolderEdgeTest, LimitHolderIsNotWaitedForByOtherLimitsButByLimitOne) {
   EXPECT_FALSE(IsEdge(Limit(2)));
 }
 
-TEST_F(HolderEdgeTest, LimitHoldersThatAllWaitAreStillNoEdge) {
+TEST_F(HolderEdgeTest, WaitingLimitHoldersAddNoEdge) {
   Enter("cid", kB);
   AddHolder(kA, Mode::kLimit, "bob");
   AddHolder(kA, Mode::kLimit, "cid");
@@ -456,22 +458,22 @@ TEST_F(HolderEdgeTest, PlainLockIsHeldByItsValue) {
   keys_.SetString(kA, "bob", At(999));
   EXPECT_FALSE(IsEdge(Exclusive())) << "it is over";
   keys_.SetString(kA, "bob ", kMaxInstant);
-  EXPECT_FALSE(IsEdge(Exclusive())) << "a stranger's";
+  EXPECT_FALSE(IsEdge(Exclusive())) << "of another owner";
   keys_.SetString(kA, "", kMaxInstant);
   EXPECT_FALSE(IsEdge(Exclusive()));
   keys_.SetString(kA, std::string(1'000, 'b'), kMaxInstant);
   EXPECT_FALSE(IsEdge(Exclusive()));
 }
 
-TEST_F(HolderEdgeTest, LingeringHolderIsNotWaitedFor) {
+TEST_F(HolderEdgeTest, NobodyWaitsForLingeringHolder) {
   AddHolder(kA, Mode::kExclusive, "bob", At(999), Millis{500});
   EXPECT_FALSE(IsEdge(Exclusive())) << "the linger ends by itself";
   AddHolder(kA, Mode::kExclusive, "bob", kNow, Millis{500});
   EXPECT_TRUE(IsEdge(Exclusive()));
 }
 
-// Of a lock with more holders than there are owners that wait, the latter are looked up.
-TEST_F(HolderEdgeTest, ManyHoldersOfWhomFewWait) {
+// If a lock has more holders than there are waiting owners, the search looks up the latter.
+TEST_F(HolderEdgeTest, FindsCycleWithMoreHoldersThanWaiters) {
   for (int i = 0; i < 50; ++i) AddHolder(kA, Mode::kShared, "reader-" + std::to_string(i));
   EXPECT_FALSE(IsEdge(Exclusive()));
   AddHolder(kA, Mode::kShared, "bob", At(999), Millis{500});
@@ -481,7 +483,7 @@ TEST_F(HolderEdgeTest, ManyHoldersOfWhomFewWait) {
   EXPECT_FALSE(IsEdge(Shared()));
 }
 
-TEST_F(HolderEdgeTest, FewHoldersWhileManyWait) {
+TEST_F(HolderEdgeTest, FindsCycleWithMoreWaitersThanHolders) {
   std::deque<std::string> owners;
   for (int i = 0; i < 50; ++i) Enter(owners.emplace_back("waiter-" + std::to_string(i)), kC);
   AddHolder(kA, Mode::kShared, "zoe");
@@ -491,10 +493,10 @@ TEST_F(HolderEdgeTest, FewHoldersWhileManyWait) {
   EXPECT_TRUE(IsEdge(Exclusive()));
 }
 
-// --- Who ahead is waited for ------------------------------------------------------------------
+// --- Which waiters ahead are waited for -------------------------------------------------------
 
-// ann asks for a, for which bob waits already; bob waits for ann.
-TEST_F(HolderEdgeTest, WhoStandsAheadIsWaitedForIfIncompatible) {
+// ann requests a, for which bob already waits; bob waits for ann.
+TEST_F(HolderEdgeTest, IncompatibleWaiterAheadIsWaitedFor) {
   const auto edges = [this](const AcquireRequest& ahead) {
     Waiter& bob = Enter("bob", kA, ahead);
     std::string found;
@@ -511,8 +513,8 @@ TEST_F(HolderEdgeTest, WhoStandsAheadIsWaitedForIfIncompatible) {
   EXPECT_EQ(edges(Limit(9)), "exclusive shared ");
 }
 
-TEST_F(DeadlockTest, ReaderWaitsForAWriterFurtherAhead) {
-  // bob, a writer, waits behind the reader cid for d, and for what ann holds.
+TEST_F(DeadlockTest, ReaderWaitsForWriterFurtherAhead) {
+  // bob, a writer, waits behind the reader cid for d, and for a lock that ann holds.
   Enter("cid", {kD, kC}, Shared());
   Enter("bob", kD);
   Enter("dan", kD, Shared());
@@ -520,11 +522,11 @@ TEST_F(DeadlockTest, ReaderWaitsForAWriterFurtherAhead) {
   EXPECT_EQ(CycleOf("ann", Locks{kD}, Shared()), (Texts{"ann waits for 0:d", "bob waits for 0:b"}));
 }
 
-// A walk on behalf of a reader passes readers without reaching them; a writer's must not rely on
-// where it has been.
-TEST_F(DeadlockTest, WriterMindsTheReadersThatAReaderPassed) {
-  Enter("eve", {kD, kOtherA}, Shared());  // a reader, first in line of d ...
-  SetHolder(kOtherA, "ann");              // ... who waits for ann
+// A search on behalf of a reader skips readers without visiting them. A writer's search must not
+// take them for visited.
+TEST_F(DeadlockTest, WriterWaitsForReadersThatReaderSkipped) {
+  Enter("eve", {kD, kOtherA}, Shared());  // a reader, first in the queue of d ...
+  SetHolder(kOtherA, "ann");              // ... which waits for ann
   Enter("rob", kD, Shared());             // a reader behind it
   Enter("wes", kD);                       // and a writer
   Enter("mid", kB, Shared());
@@ -532,13 +534,13 @@ TEST_F(DeadlockTest, WriterMindsTheReadersThatAReaderPassed) {
   AddHolder(kC, Mode::kShared, "nobody");
   EXPECT_EQ(CycleOf("ann", Locks{kB}, Exclusive()), Texts{}) << "rob waits for no reader";
 
-  // ann waits for rob, who reads, and for wes, who writes: rob's place is walked from first.
+  // ann waits for rob, a reader, and for wes, a writer. The search starts from rob's position.
   Waiter& wait = Enter("ann", {kB, kC}, Exclusive());
   AddHolder(kC, Mode::kExclusive, "wes");
   EXPECT_EQ(CycleOf(wait), (Texts{"ann waits for 0:c", "wes waits for 0:d", "eve waits for 1:a"}));
 }
 
-TEST_F(DeadlockTest, UpgradeAgainstUpgrade) {
+TEST_F(DeadlockTest, TwoUpgradesDeadlock) {
   EnterUpgrade("ann", kA);
   AddHolder(kA, Mode::kShared, "ann");
   AddHolder(kA, Mode::kShared, "bob");
@@ -546,12 +548,13 @@ TEST_F(DeadlockTest, UpgradeAgainstUpgrade) {
   Waiter& bob = EnterUpgrade("bob", kA);
   EXPECT_EQ(CycleOf(bob), (Texts{"bob waits for 0:a", "ann waits for 0:a"}));
   queue_.Leave(bob);
-  EXPECT_EQ(CycleOf("dan", Locks{kA}, Exclusive()), Texts{}) << "who holds nothing closes nothing";
+  EXPECT_EQ(CycleOf("dan", Locks{kA}, Exclusive()), Texts{})
+      << "an owner that holds nothing closes no cycle";
   RemoveHolder(kA, "bob");
   EXPECT_EQ(CycleOf("bob", Locks{kA}, Exclusive()), Texts{}) << "nor does bob, without its hold";
 }
 
-TEST_F(DeadlockTest, UpgradeAloneWaitsForNobodyButOtherReaders) {
+TEST_F(DeadlockTest, UpgradeWaitsOnlyForOtherReaders) {
   Waiter& ann = EnterUpgrade("ann", kA);
   AddHolder(kA, Mode::kShared, "ann");
   EXPECT_EQ(CycleOf(ann), Texts{}) << "not for its own hold";
@@ -561,7 +564,7 @@ TEST_F(DeadlockTest, UpgradeAloneWaitsForNobodyButOtherReaders) {
   EXPECT_EQ(CycleOf(ann), (Texts{"ann waits for 0:a", "bob waits for 0:b"}));
 }
 
-TEST_F(DeadlockTest, CycleOverAnyLockOfASet) {
+TEST_F(DeadlockTest, AnyLockOfSetCanCloseCycle) {
   Enter("bob", {kA, kB, kC}, Exclusive());
   SetHolder(kB, "ann");
   EXPECT_EQ(CycleOf("ann", kD, "bob"), (Texts{"ann waits for 0:d", "bob waits for 0:b"}));
@@ -571,16 +574,17 @@ TEST_F(DeadlockTest, CycleOverAnyLockOfASet) {
   EXPECT_EQ(CycleOf("cid", Locks{kOtherA, kC}, Exclusive()), Texts{});
 }
 
-TEST_F(DeadlockTest, SetsWhoseLinesWereEnteredInDifferentOrders) {
-  // Both stand behind the other? No: who came first is first everywhere.
+TEST_F(DeadlockTest, SetsRequestedInDifferentOrdersDoNotDeadlock) {
+  // Neither waits behind the other: the first to arrive is first in every queue.
   Waiter& ann = Enter("ann", {kA, kB}, Exclusive());
   Waiter& bob = Enter("bob", {kB, kA}, Exclusive());
   EXPECT_EQ(CycleOf(ann), Texts{});
   EXPECT_EQ(CycleOf(bob), Texts{});
 }
 
-TEST_F(DeadlockTest, IgnoredWaitsAreTakenForGone) {
-  // bob waits behind ann for c, and ann asks for what bob holds; then it will not want c any more.
+TEST_F(DeadlockTest, IgnoredWaitsCloseNoCycle) {
+  // bob waits behind ann for c, and ann requests what bob holds. Its wait for c is about to end, so
+  // it is ignored.
   Waiter& older = Enter("ann", {kA, kC}, Exclusive());
   Enter("bob", kC);
   Waiter& newer = Enter("ann", {kA, kB}, Exclusive());
@@ -590,8 +594,8 @@ TEST_F(DeadlockTest, IgnoredWaitsAreTakenForGone) {
   EXPECT_EQ(CycleOf(newer).size(), 2U) << "looking changes nothing";
 }
 
-TEST_F(DeadlockTest, OnesOwnOlderWaitInTheSameLine) {
-  // bob stands between ann's older wait for a and its newer one.
+TEST_F(DeadlockTest, OwnOlderWaitInSameQueueClosesNoCycle) {
+  // bob is between ann's older wait for a and its newer one.
   Waiter& older = EnterHeld("ann", kA, "stranger");
   Enter("bob", kA);
   Waiter& newer = Enter("ann", {kA, kB}, Exclusive());
@@ -601,8 +605,8 @@ TEST_F(DeadlockTest, OnesOwnOlderWaitInTheSameLine) {
   EXPECT_EQ(CycleOf(newer, {&older}), (Texts{"ann waits for 0:a", "bob waits for 0:d"}));
 }
 
-TEST_F(DeadlockTest, IgnoredWaitsInTheMiddleOfAWay) {
-  // cid waits for bob by two calls; one of them will be gone.
+TEST_F(DeadlockTest, IgnoredWaitsAreSkippedAlongPath) {
+  // cid waits for bob by two calls, one of which is about to end.
   EnterHeld("bob", kA, "ann");
   Waiter& one = Enter("cid", {kB, kC}, Exclusive());
   SetHolder(kB, "bob");
@@ -614,8 +618,8 @@ TEST_F(DeadlockTest, IgnoredWaitsInTheMiddleOfAWay) {
             (Texts{"ann waits for 0:d", "cid waits for 1:a", "bob waits for 0:a"}));
 }
 
-TEST_F(DeadlockTest, UpgradesBehindOneAnother) {
-  // An upgrade stands before those it blocks: they wait for it though it came later.
+TEST_F(DeadlockTest, WaitersBlockedByUpgradeWaitForIt) {
+  // An upgrade is queued before the waiters it blocks: they wait for it although it came later.
   AddHolder(kA, Mode::kShared, "ann");
   Enter("bob", kA);
   EnterHeld("ann", kB, "bob");
@@ -624,7 +628,7 @@ TEST_F(DeadlockTest, UpgradesBehindOneAnother) {
   EXPECT_EQ(CycleOf("cid", Locks{kA}, Shared()), Texts{});
 }
 
-TEST_F(DeadlockTest, UpgradeWaitsForReadersThatStandBeforeIt) {
+TEST_F(DeadlockTest, UpgradeWaitsForReadersAheadOfIt) {
   AddHolder(kA, Mode::kShared, "ann");
   Enter("bob", {kA, kB}, Shared());
   SetHolder(kB, "ann");
@@ -632,8 +636,8 @@ TEST_F(DeadlockTest, UpgradeWaitsForReadersThatStandBeforeIt) {
   EXPECT_EQ(CycleOf(upgrade), (Texts{"ann waits for 0:a", "bob waits for 0:b"}));
 }
 
-// The hold of an upgrade is in others' way, though not in its own.
-TEST_F(DeadlockTest, HoldOfAnUpgradeIsFoundByOthers) {
+// The shared hold of an upgrader blocks others, but not itself.
+TEST_F(DeadlockTest, SharedHoldOfUpgraderBlocksOthers) {
   AddHolder(kA, Mode::kShared, "ann");
   AddHolder(kA, Mode::kShared, "bob");
   Enter("bob", kC, Exclusive());
@@ -643,8 +647,8 @@ TEST_F(DeadlockTest, HoldOfAnUpgradeIsFoundByOthers) {
             (Texts{"ann waits for 0:a", "bob waits for 0:c", "cid waits for 0:a"}));
 }
 
-TEST_F(DeadlockTest, OwnerInTheMiddleOfAWayMayHoldWhatItWaitsFor) {
-  // As after a stranger's SET: bob waits for a, which it holds now.
+TEST_F(DeadlockTest, OwnerAlongPathMayHoldLockItWaitsFor) {
+  // As after another client's SET: bob waits for a, which it holds now.
   EnterHeld("bob", kA, "bob");
   Enter("bob", kB);
   SetHolder(kB, "ann");
@@ -652,10 +656,10 @@ TEST_F(DeadlockTest, OwnerInTheMiddleOfAWayMayHoldWhatItWaitsFor) {
   EXPECT_EQ(CycleOf("cid", kA, std::nullopt), Texts{});
 }
 
-// --- Lines in which everybody waits for nothing else ------------------------------------------
+// --- Queues whose waiters wait for nothing else -----------------------------------------------
 
-// Of those one is looked at for all.
-TEST_F(DeadlockTest, OneOfALineLeadsToItsHolders) {
+// The search visits one waiter on behalf of all of them.
+TEST_F(DeadlockTest, OneWaiterOfQueueLeadsToHolders) {
   AddHolder(kA, Mode::kShared, "zoe");
   EnterHeld("zoe", kB, "ann");
   for (const char* owner : {"bob", "cid", "dan"}) Enter(owner, kA);
@@ -667,11 +671,11 @@ TEST_F(DeadlockTest, OneOfALineLeadsToItsHolders) {
   EXPECT_EQ(CycleOf("ann", Locks{kC}, Limit(2)).size(), 3U);
 }
 
-TEST_F(DeadlockTest, SomebodyInALongLineWaitsElsewhereToo) {
+TEST_F(DeadlockTest, FindsWaiterOfLongQueueThatWaitsElsewhere) {
   std::deque<std::string> owners;
   for (int i = 0; i < 10; ++i) Enter(owners.emplace_back("waiter-" + std::to_string(i)), kA);
   EXPECT_EQ(CycleOf("ann", Locks{kA}, Exclusive()), Texts{});
-  // By a second call, by which it is known already, or by one for several locks.
+  // By a second call for one lock, or by one call for several.
   Waiter& second = EnterHeld("waiter-7", kB, "ann");
   const Texts over_seven = {"ann waits for 0:a", "waiter-7 waits for 0:b"};
   EXPECT_EQ(CycleOf("ann", Locks{kA}, Exclusive()), over_seven);
@@ -685,9 +689,9 @@ TEST_F(DeadlockTest, SomebodyInALongLineWaitsElsewhereToo) {
   EXPECT_EQ(CycleOf("ann", Locks{kA, kC}, Exclusive()), Texts{});
 }
 
-TEST_F(DeadlockTest, WaitThatTookOverAPlaceIsFoundByThoseBehindIt) {
+TEST_F(DeadlockTest, WaitersBehindSeeCallThatTookOver) {
   AddHolder(kA, Mode::kLimit, "zoe");
-  Enter("bob", kA, Limit(2));  // stands before ann, and leads nowhere
+  Enter("bob", kA, Limit(2));  // is ahead of ann and leads nowhere
   Waiter& older = Enter("ann", kA, Limit(2));
   Enter("cid", kA);
   Enter("dan", kA, Limit(2));
@@ -699,7 +703,19 @@ TEST_F(DeadlockTest, WaitThatTookOverAPlaceIsFoundByThoseBehindIt) {
                                    "cid waits for 0:a"}));
 }
 
-TEST_F(DeadlockTest, CountOfThoseWhoWaitElsewhereSurvivesATakeOver) {
+// Another client can turn a waiter into a holder: by a SET of its name.
+TEST_F(DeadlockTest, CycleThroughHolderBehindNewWaitIsFound) {
+  for (const char* owner : {"bob", "cid", "dan"}) Enter(owner, kA);
+  Waiter& older = Enter("ann", kA, Limit(2));
+  Enter("eve", kA);
+  Enter("zoe", kA, Limit(2));
+  keys_.SetString(kA, "zoe", kLate);
+  Waiter& newer = calls_.emplace_back(Limit(2), kTickNow, kLateTick);
+  queue_.TakeOver(newer, older);
+  EXPECT_EQ(CycleOf(newer), (Texts{"ann waits for 0:a", "zoe waits for 0:a", "eve waits for 0:a"}));
+}
+
+TEST_F(DeadlockTest, CountOfWaitersElsewhereSurvivesTakeOver) {
   Waiter& set = Enter("bob", {kA, kB}, Exclusive());
   Enter("cid", kA);
   SetHolder(kB, "ann");
@@ -712,9 +728,9 @@ TEST_F(DeadlockTest, CountOfThoseWhoWaitElsewhereSurvivesATakeOver) {
 
 // --- Bounds -----------------------------------------------------------------------------------
 
-class BoundTest : public DeadlockTest {
+class DeadlockSearchBoundTest : public DeadlockTest {
  protected:
-  // So many stand in a, each in another line too, and the first of them waits for ann.
+  // That many owners wait for a, each also in another queue; the first of them waits for ann.
   void FillLine(size_t count) {
     SetHolder(kB, "ann");
     Enter("first", {kA, kB}, Exclusive());
@@ -726,22 +742,22 @@ class BoundTest : public DeadlockTest {
   std::deque<std::string> owners_;
 };
 
-TEST_F(BoundTest, SearchGivesUpBeyondSoManyPlaces) {
-  // What ann finds over d: the last in line, who waits for all before it.
-  FillLine(kMostPlacesSearched);
+TEST_F(DeadlockSearchBoundTest, GivesUpBeyondMaxPositions) {
+  // What ann finds through d: the last waiter, which waits for all before it.
+  FillLine(kMaxEntriesSearched);
   SetHolder(kOtherA, "ann");
   Enter("last", {kA, kOtherA}, Exclusive());
   SetHolder(kD, "last");
   EXPECT_EQ(CycleOf("ann", Locks{kD}, Exclusive()), Texts{}) << "no verdict: the time-out answers";
-  // Where the way is short, its end is found first.
+  // A short path is found before the limit is reached.
   Enter("short", {kD, kOtherA}, Exclusive());
   EXPECT_EQ(CycleOf("ann", Locks{kD}, Shared()), Texts{});
   SetHolder(kD, "short");
   EXPECT_EQ(CycleOf("ann", Locks{kD}, Shared()).size(), 2U);
 }
 
-TEST_F(BoundTest, SearchOfFewerPlacesFindsTheCycle) {
-  FillLine(kMostPlacesSearched / 2);
+TEST_F(DeadlockSearchBoundTest, FindsCycleWithinMaxPositions) {
+  FillLine(kMaxEntriesSearched / 2);
   SetHolder(kOtherA, "ann");
   Enter("last", {kA, kOtherA}, Exclusive());
   SetHolder(kD, "last");
@@ -749,10 +765,10 @@ TEST_F(BoundTest, SearchOfFewerPlacesFindsTheCycle) {
             (Texts{"ann waits for 0:d", "last waits for 1:a"}));
 }
 
-TEST_F(BoundTest, LineInWhichNobodyWaitsElsewhereIsNotWalked) {
+TEST_F(DeadlockSearchBoundTest, SkipsQueueWhoseWaitersWaitNowhereElse) {
   AddHolder(kA, Mode::kShared, "zoe");
   EnterHeld("zoe", kB, "ann");
-  for (size_t i = 0; i < kMostPlacesSearched + 10; ++i) {
+  for (size_t i = 0; i < kMaxEntriesSearched + 10; ++i) {
     Enter(owners_.emplace_back("waiter-" + std::to_string(i)), kA);
   }
   EXPECT_EQ(CycleOf("ann", Locks{kA}, Shared()).size(), 3U);
@@ -763,8 +779,9 @@ TEST_F(BoundTest, LineInWhichNobodyWaitsElsewhereIsNotWalked) {
   EXPECT_EQ(CycleOf("ann", Locks{kA}, Shared()).size(), 3U);
 }
 
-TEST_F(BoundTest, SearchGivesUpBeyondSoManyHolders) {
-  // ann asks for locks with so many holders each; only the first to wait holds what ann wants too.
+TEST_F(DeadlockSearchBoundTest, GivesUpBeyondMaxHolders) {
+  // ann requests locks with that many holders each. Only the first waiter also holds what ann
+  // wants.
   constexpr size_t kHolders = 2'000;
   for (size_t i = 0; i < kHolders; ++i) {
     Enter(owners_.emplace_back("waiter-" + std::to_string(i)), kC, Limit(5));
@@ -778,10 +795,10 @@ TEST_F(BoundTest, SearchGivesUpBeyondSoManyHolders) {
     locks.push_back({0, keys.emplace_back("key-" + std::to_string(locks.size()))});
     keys_.AddMany(locks.back(), Mode::kLimit, owners_);
   };
-  while ((locks.size() + 1) * kHolders < kMostHoldersSearched) add_lock();
+  while ((locks.size() + 1) * kHolders < kMaxHoldersSearched) add_lock();
   locks.push_back(kOtherA);
   AddHolder(kOtherA, Mode::kExclusive, "waiter-0");
-  // The last of these locks is the one that leads to the cycle.
+  // The last of these locks leads to the cycle.
   EXPECT_EQ(CycleOf("ann", locks, Limit(2)).size(), 2U);
   locks.pop_back();
   add_lock();
@@ -790,14 +807,14 @@ TEST_F(BoundTest, SearchGivesUpBeyondSoManyHolders) {
   EXPECT_EQ(CycleOf("ann", locks, Limit(2)), Texts{});
 }
 
-// --- Random states against a plain search -----------------------------------------------------
+// --- Random states against a naive search -----------------------------------------------------
 
-// Some locks, held in all ways, and waits for them. All edges by the rules, one by one, and the
-// fewest steps over them.
+// Random locks, holders and waits. All edges are derived one by one from the rules, and the
+// shortest cycle by breadth-first search.
 class RandomState {
  public:
   explicit RandomState(unsigned seed) : random_(seed) {
-    // Where nearly everybody waits for nearly everybody, cycles are short.
+    // With many owners waiting for many others, cycles are short.
     sparse_ = Pick(2) == 0;
     owners_ = static_cast<size_t>(sparse_ ? 5 + Pick(2) : 3 + Pick(4));
     locks_ = static_cast<size_t>(sparse_ ? 4 + Pick(3) : 3 + Pick(2));
@@ -814,7 +831,7 @@ class RandomState {
 
   size_t waits() const { return waits_.size(); }
 
-  // Takes this wait for the new one; the others of its owner for the same locks will be gone.
+  // Treats this wait as the new one. Other waits of its owner for the same locks are ignored.
   void Choose(size_t index) {
     self_ = waits_[index];
     ignored_.clear();
@@ -827,7 +844,7 @@ class RandomState {
 
   std::vector<CycleStep> Find() { return keys_.FindCycle(queue_, *self_, ignored_, kNow); }
 
-  // Whether each step is an edge, the first one of the new wait.
+  // Whether each step is an edge, beginning with the new wait.
   bool IsCycle(const std::vector<CycleStep>& steps) {
     for (size_t i = 0; i < steps.size(); ++i) {
       const std::string to(steps[(i + 1) % steps.size()].owner.bytes);
@@ -842,7 +859,7 @@ class RandomState {
     return !steps.empty() && steps.front().owner.bytes == OwnerOf(*self_);
   }
 
-  // How many steps the shortest cycle has; 0: there is none.
+  // The length of the shortest cycle; 0 if there is none.
   size_t FewestSteps() {
     const std::string self = OwnerOf(*self_);
     Texts reached;
@@ -895,7 +912,7 @@ class RandomState {
       const bool live = Pick(6) > 0;
       keys_.Add(lock, mode, PickOwner(), live ? kLate : At(999), Millis{live ? 0 : Pick(9)});
     }
-    // Strangers to the line, so that there are more holders than owners who wait.
+    // Owners that wait for nothing, so that there are more holders than waiting owners.
     if (mode != Mode::kExclusive && Pick(3) == 0) {
       for (int i = 0; i < 8; ++i) {
         keys_.Add(lock, mode, "stranger-" + std::to_string(i), kLate, Millis{0});
@@ -903,7 +920,7 @@ class RandomState {
     }
   }
 
-  // Nobody waits for what it holds, unless for an upgrade.
+  // Nobody waits for a lock that it holds, except for an upgrade.
   void WaitAtRandom() {
     const std::string owner = PickOwner();
     Locks locks;
@@ -947,7 +964,7 @@ class RandomState {
     return request.mode == Mode::kExclusive || request.mode != ahead.mode;
   }
 
-  // Those for whom the owner of `wait` waits in one line.
+  // The owners that the owner of `wait` waits for in one queue.
   Texts WaitedFor(const Waiter& wait, LockName lock) {
     Texts owners;
     if (!wait.WaitsFor(lock)) return owners;
@@ -957,9 +974,9 @@ class RandomState {
     if (WaitsForHolders(wait.request(), ModeOf(keys_.At(lock)))) {
       for (const std::string& owner : keys_.Holders(lock, kNow)) add(owner);
     }
-    const WaitQueue::Place* place = queue_.Find(lock)->first();
-    for (; &place->waiter() != &wait; place = place->behind()) {
-      const Waiter& ahead = place->waiter();
+    const WaitQueue::Entry* state = queue_.Find(lock)->first();
+    for (; &state->waiter() != &wait; state = state->behind()) {
+      const Waiter& ahead = state->waiter();
       if (!IsIgnored(ahead) && WaitsForOneAhead(wait.request(), ahead.request())) {
         add(OwnerOf(ahead));
       }
@@ -987,8 +1004,8 @@ class RandomState {
   std::vector<Waiter*> ignored_;
 };
 
-TEST(RandomDeadlockTest, FindsTheShortestCycleExactlyWhenThereIsOne) {
-  std::map<size_t, int> states;  // by the length of the cycle
+TEST(RandomDeadlockTest, FindsShortestCycleIfAndOnlyIfOneExists) {
+  std::map<size_t, int> states;  // by length of the cycle
   for (unsigned seed = 1; seed <= 4'000; ++seed) {
     RandomState state(seed);
     for (size_t i = 0; i < state.waits(); ++i) {
@@ -1000,7 +1017,7 @@ TEST(RandomDeadlockTest, FindsTheShortestCycleExactlyWhenThereIsOne) {
       ASSERT_EQ(state.IsCycle(found), fewest > 0) << "seed " << seed << " wait " << i;
     }
   }
-  // There are enough of all kinds.
+  // Every length occurs often enough.
   EXPECT_GT(states[0], 2'000);
   EXPECT_GT(states[2], 1'000);
   EXPECT_GT(states[3], 200);
@@ -1011,7 +1028,7 @@ TEST(RandomDeadlockTest, FindsTheShortestCycleExactlyWhenThereIsOne) {
 
 bool Everything(LockName /*lock*/) { return true; }
 
-TEST_F(DeadlockTest, DescribedAsTheContractSaysIt) {
+TEST_F(DeadlockTest, DescriptionMatchesDocumentedText) {
   EnterHeld("worker-2", kA, "worker-1");
   const Waiter& one = EnterHeld("worker-1", kB, "worker-2");
   const auto cycle = keys_.FindCycle(queue_, one, {}, kNow);
@@ -1021,7 +1038,7 @@ TEST_F(DeadlockTest, DescribedAsTheContractSaysIt) {
       R"(waiting for "b" would close the cycle worker-1 -> "b" -> worker-2 -> "a" -> worker-1)");
 }
 
-TEST(DescribeCycle, HiddenLocksAndTheirOwners) {
+TEST(DescribeCycle, HidesInaccessibleLocksAndTheirOwners) {
   const std::vector<CycleStep> cycle = {{Owner{"ann"}, kA}, {Owner{"bob"}, kB}, {Owner{"cid"}, kC}};
   const auto without = [&](std::string_view hidden) {
     return DescribeCycle(
@@ -1040,13 +1057,13 @@ TEST(DescribeCycle, HiddenLocksAndTheirOwners) {
             "waiting for ? would close the cycle ann -> ? -> ? -> ? -> ? -> ? -> ann");
 }
 
-TEST(DescribeCycle, VisibilityIsAskedForTheLockInItsDatabase) {
+TEST(DescribeCycle, ChecksVisibilityPerDatabase) {
   const std::vector<CycleStep> cycle = {{Owner{"ann"}, kA}, {Owner{"bob"}, kOtherA}};
   EXPECT_EQ(DescribeCycle(cycle, [](LockName lock) { return lock == kA; }),
             R"(waiting for "a" would close the cycle ann -> "a" -> bob -> ? -> ann)");
 }
 
-TEST(DescribeCycle, NamesAreFitToBeRead) {
+TEST(DescribeCycle, QuotesAndTruncatesNames) {
   const std::string binary("\0\r\n\xff", 4);
   const std::string wide(256, 'z');
   const std::vector<CycleStep> cycle = {{Owner{binary}, {0, "say \"a\"\\"}},
@@ -1058,7 +1075,7 @@ TEST(DescribeCycle, NamesAreFitToBeRead) {
                 std::string(40, 'z') + R"("... (256 bytes) -> "" -> "\x00\x0d\x0a\xff")");
 }
 
-TEST(DescribeCycle, LongCyclesAreCut) {
+TEST(DescribeCycle, TruncatesLongCycles) {
   std::vector<std::string> owners;
   for (int i = 0; i < 100; ++i) owners.push_back("w" + std::to_string(i));
   const auto describe = [&](size_t steps) {

@@ -1,4 +1,4 @@
-// The rules: who gets a lock, who may release and prolong it. With hand-set time.
+// The rules of granting, releasing and touching a lock, with a manual clock.
 
 #include "core/decide.h"
 
@@ -56,33 +56,34 @@ Hold HoldOf(Owner owner, Token token, Instant end = kEnd, Millis linger = Millis
   return {owner, token, kSince, end, linger, count};
 }
 
-// Owns what a Place refers to, and knows whether deciding left it alone.
+// Owns what a Place refers to. bytes() shows whether deciding changed it.
 class Scene {
  public:
   Scene() = default;
-  explicit Scene(std::string_view plain, Instant end = kMaxInstant) : plain_(plain), end_(end) {}
+  explicit Scene(std::string_view plain, std::optional<Instant> end = std::nullopt)
+      : plain_(plain), end_(end) {}
   Scene(Mode mode, const std::vector<Hold>& holds) {
-    for (const Hold& hold : holds) Hear(Held{mode, hold});
+    for (const Hold& hold : holds) ApplyFact(HoldSet{mode, hold});
   }
 
   template <typename Fact>
-  void Hear(const Fact& fact) {
+  void ApplyFact(const Fact& fact) {
     Lock* const next = Apply(lock_.get(), fact);
     if (next != lock_.get()) lock_.reset(next);
   }
 
-  Place place() const {
+  KeyState state() const {
     if (plain_.has_value()) return {.lock = nullptr, .plain = PlainLock{*plain_, end_}};
     return {.lock = lock_.get(), .plain = std::nullopt};
   }
-  Site site(const Crowd& ahead = {}) const { return {place(), ahead}; }
+  LockView view(const WaitersAhead& ahead = {}) const { return {state(), ahead}; }
   const Lock* lock() const { return lock_.get(); }
   std::string bytes() const { return lock_ == nullptr ? "" : Encode(*lock_); }
 
  private:
   std::unique_ptr<Lock> lock_;
   std::optional<std::string> plain_;
-  Instant end_;
+  std::optional<Instant> end_;
 };
 
 AcquireRequest Ask(Owner owner, Mode mode = Mode::kExclusive, uint32_t limit = 1) {
@@ -94,21 +95,21 @@ AcquireRequest Reentrant(AcquireRequest request) {
   return request;
 }
 
-Crowd CrowdOf(const std::vector<AcquireRequest>& waiting) {
-  Crowd crowd;
+WaitersAhead CrowdOf(const std::vector<AcquireRequest>& waiting) {
+  WaitersAhead crowd;
   for (const AcquireRequest& request : waiting) crowd.Add(request.mode, request.limit);
   return crowd;
 }
 
-Admission Acquire(const Place& place, const AcquireRequest& request, FineInstant now,
-                  const Crowd& ahead = {}, const TokenClock& clock = ClockAt(kToken)) {
-  const Site site{place, ahead};
-  return Decide(std::span(&site, 1), request, now, clock);
+Admission Acquire(const KeyState& state, const AcquireRequest& request, FineInstant now,
+                  const WaitersAhead& ahead = {}, const TokenClock& clock = ClockAt(kToken)) {
+  const LockView view{state, ahead};
+  return Decide(std::span(&view, 1), request, now, clock);
 }
 
 Outcome OutcomeOf(const Scene& scene, const AcquireRequest& request, Instant now,
-                  const Crowd& ahead = {}) {
-  return Acquire(scene.place(), request, now, ahead).outcome;
+                  const WaitersAhead& ahead = {}) {
+  return Acquire(scene.state(), request, now, ahead).outcome;
 }
 
 // The change of a decision, if it is of this kind.
@@ -121,22 +122,22 @@ std::optional<Fact> ChangeOf(const Decision& decision) {
 
 using Owners = std::vector<Owner>;
 
-// Whose holds the fact would remove, in the order in which they closed.
-Owners RemovedBy(const std::optional<Expired>& expired, const Scene& scene) {
+// The owners whose holds the fact would remove, in the order in which they closed.
+Owners RemovedBy(const std::optional<HoldsExpired>& expired, const Scene& scene) {
   Owners owners;
   if (!expired.has_value()) return owners;
-  for (const Hold& hold : scene.lock()->holds(Lock::Order::kByClosing)) {
-    if (!hold.KeepsOutAt(expired->before)) owners.push_back(hold.owner);
+  for (const Hold& hold : scene.lock()->holds(Lock::Order::kByBlocksUntil)) {
+    if (!hold.BlocksAt(expired->before)) owners.push_back(hold.owner);
   }
   return owners;
 }
 
 Owners EndedBySession(const Scene& scene, Owner owner, Instant now) {
-  return DecideSessionEnd(scene.place(), std::span(&owner, 1), now);
+  return DecideSessionEnd(scene.state(), std::span(&owner, 1), now);
 }
 
 void EndSession(Scene& scene, Owner owner, Instant now) {
-  scene.Hear(SessionsEnded{now, std::span(&owner, 1)});
+  scene.ApplyFact(SessionsEnded{now, std::span(&owner, 1)});
 }
 
 // --- One exclusive holder, or a plain lock ----------------------------------------------------
@@ -147,7 +148,7 @@ enum class Stored {
   kAnnsLingeringLock,  // as kAnnsLock, with a linger
   kAnnsPlain,
   kEmptyPlain,     // SET key ""
-  kOversizePlain,  // a value that begins with "ann" and that no owner can equal
+  kOversizePlain,  // begins with "ann" and is too long to equal any owner
 };
 
 Scene SceneOf(Stored stored) {
@@ -171,20 +172,20 @@ Scene SceneOf(Stored stored) {
 struct Situation {
   const char* name;
   Stored stored;
-  Owner asker;
-  Millis after_end;  // the moment of the request, counted from the end of the hold
+  Owner requester;
+  Millis after_end;  // time of the request, relative to the end of the hold
   Outcome acquire;
   Outcome release;
   Outcome touch;
-  bool current;  // whether the hold's token is
-  bool closed;   // whether strangers are kept out
+  bool current;  // whether the token of the hold is current
+  bool closed;   // whether other owners are blocked
 };
 
 class LockSituation : public testing::TestWithParam<Situation> {
  protected:
   const Situation& s() const { return GetParam(); }
   Instant now() const { return kEnd + s().after_end; }
-  // Not on a whole millisecond: leases are cut to one, tokens are not.
+  // Not a whole millisecond: leases are rounded to one, tokens are not.
   FineInstant fine_now() const { return now() + Micros{567}; }
   Token next_token() const {
     return Token{static_cast<uint64_t>(fine_now().time_since_epoch().count())};
@@ -201,52 +202,52 @@ class LockSituation : public testing::TestWithParam<Situation> {
 };
 
 constexpr Situation kSituations[] = {
-    // Nobody.
-    {"Nothing", Stored::kNothing, kAnn, Millis{0},  //
+    // Free.
+    {"FreeKey", Stored::kNothing, kAnn, Millis{0},  //
      Outcome::kGranted, Outcome::kFree, Outcome::kFree, false, false},
-    // The holder itself.
-    {"OwnAtTheStart", Stored::kAnnsLock, kAnn, kSince - kEnd,  //
+    // Held by the requester.
+    {"OwnAtStart", Stored::kAnnsLock, kAnn, kSince - kEnd,  //
      Outcome::kHeldAlready, Outcome::kReleased, Outcome::kTouched, true, true},
-    {"OwnBeforeTheStart", Stored::kAnnsLock, kAnn, kSince - kEnd - Millis{5'000},  //
+    {"OwnBeforeStart", Stored::kAnnsLock, kAnn, kSince - kEnd - Millis{5'000},  //
      Outcome::kHeldAlready, Outcome::kReleased, Outcome::kTouched, true, true},
-    {"OwnBeforeTheEnd", Stored::kAnnsLock, kAnn, -kTick,  //
+    {"OwnBeforeEnd", Stored::kAnnsLock, kAnn, -kTick,  //
      Outcome::kHeldAlready, Outcome::kReleased, Outcome::kTouched, true, true},
-    {"OwnAtTheEnd", Stored::kAnnsLock, kAnn, Millis{0},  //
+    {"OwnAtEnd", Stored::kAnnsLock, kAnn, Millis{0},  //
      Outcome::kHeldAlready, Outcome::kReleased, Outcome::kTouched, true, true},
-    {"OwnAfterTheEnd", Stored::kAnnsLock, kAnn, kTick,  //
+    {"OwnAfterEnd", Stored::kAnnsLock, kAnn, kTick,  //
      Outcome::kGranted, Outcome::kLeaseEnded, Outcome::kLeaseEnded, false, false},
-    {"OwnMuchLater", Stored::kAnnsLock, kAnn, std::chrono::hours{1000},  //
+    {"OwnLongAfterEnd", Stored::kAnnsLock, kAnn, std::chrono::hours{1000},  //
      Outcome::kGranted, Outcome::kLeaseEnded, Outcome::kLeaseEnded, false, false},
-    // Somebody else.
-    {"OthersAtTheStart", Stored::kAnnsLock, kBob, kSince - kEnd,  //
+    // Held by another owner.
+    {"OtherAtStart", Stored::kAnnsLock, kBob, kSince - kEnd,  //
      Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, true, true},
-    {"OthersBeforeTheEnd", Stored::kAnnsLock, kBob, -kTick,  //
+    {"OtherBeforeEnd", Stored::kAnnsLock, kBob, -kTick,  //
      Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, true, true},
-    {"OthersAtTheEnd", Stored::kAnnsLock, kBob, Millis{0},  //
+    {"OtherAtEnd", Stored::kAnnsLock, kBob, Millis{0},  //
      Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, true, true},
-    {"OthersAfterTheEnd", Stored::kAnnsLock, kBob, kTick,  //
+    {"OtherAfterEnd", Stored::kAnnsLock, kBob, kTick,  //
      Outcome::kGranted, Outcome::kFree, Outcome::kFree, false, false},
-    // A hold that lingers has ended for its owner, and keeps others out.
-    {"OwnWithLingerAtTheEnd", Stored::kAnnsLingeringLock, kAnn, Millis{0},  //
+    // A lingering hold has ended for its owner, but still blocks others.
+    {"OwnWithLingerAtEnd", Stored::kAnnsLingeringLock, kAnn, Millis{0},  //
      Outcome::kHeldAlready, Outcome::kReleased, Outcome::kTouched, true, true},
-    {"OwnLingers", Stored::kAnnsLingeringLock, kAnn, kTick,  //
+    {"OwnDuringLinger", Stored::kAnnsLingeringLock, kAnn, kTick,  //
      Outcome::kGranted, Outcome::kLingerCut, Outcome::kLeaseEnded, false, true},
-    {"OwnLingersForTheLastTime", Stored::kAnnsLingeringLock, kAnn, kLinger,  //
+    {"OwnAtEndOfLinger", Stored::kAnnsLingeringLock, kAnn, kLinger,  //
      Outcome::kGranted, Outcome::kLingerCut, Outcome::kLeaseEnded, false, true},
-    {"OwnLingersNoLonger", Stored::kAnnsLingeringLock, kAnn, kLinger + kTick,  //
+    {"OwnAfterLinger", Stored::kAnnsLingeringLock, kAnn, kLinger + kTick,  //
      Outcome::kGranted, Outcome::kLeaseEnded, Outcome::kLeaseEnded, false, false},
-    {"OthersLingers", Stored::kAnnsLingeringLock, kBob, kTick,  //
+    {"OtherDuringLinger", Stored::kAnnsLingeringLock, kBob, kTick,  //
      Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, false, true},
-    {"OthersLingersForTheLastTime", Stored::kAnnsLingeringLock, kBob, kLinger,  //
+    {"OtherAtEndOfLinger", Stored::kAnnsLingeringLock, kBob, kLinger,  //
      Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, false, true},
-    {"OthersLingersNoLonger", Stored::kAnnsLingeringLock, kBob, kLinger + kTick,  //
+    {"OtherAfterLinger", Stored::kAnnsLingeringLock, kBob, kLinger + kTick,  //
      Outcome::kGranted, Outcome::kFree, Outcome::kFree, false, false},
     // A string without a TTL.
     {"OwnPlain", Stored::kAnnsPlain, kAnn, Millis{0},  //
      Outcome::kGranted, Outcome::kReleased, Outcome::kTouched, false, true},
-    {"OthersPlain", Stored::kAnnsPlain, kBob, Millis{0},  //
+    {"OtherPlain", Stored::kAnnsPlain, kBob, Millis{0},  //
      Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, false, true},
-    {"PlainMuchLater", Stored::kAnnsPlain, kBob, std::chrono::hours{1000},  //
+    {"OtherPlainMuchLater", Stored::kAnnsPlain, kBob, std::chrono::hours{1000},  //
      Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, false, true},
     {"EmptyPlain", Stored::kEmptyPlain, kAnn, Millis{0},  //
      Outcome::kHeldByOther, Outcome::kHeldByOther, Outcome::kHeldByOther, false, true},
@@ -258,28 +259,28 @@ INSTANTIATE_TEST_SUITE_P(All, LockSituation, testing::ValuesIn(kSituations),
                          [](const auto& param_info) { return std::string(param_info.param.name); });
 
 TEST_P(LockSituation, Acquire) {
-  const AcquireRequest request = Ask(s().asker);
-  const Admission admission = Acquire(scene_.place(), request, fine_now(), {}, clock_);
+  const AcquireRequest request = Ask(s().requester);
+  const Admission admission = Acquire(scene_.state(), request, fine_now(), {}, clock_);
   EXPECT_EQ(admission.outcome, s().acquire);
   EXPECT_EQ(admission.busy(), s().acquire == Outcome::kHeldByOther);
   ASSERT_EQ(admission.granted(), s().acquire != Outcome::kHeldByOther);
   if (!admission.granted()) return;
-  const Held held = HeldBy(scene_.place(), request, admission.token, now());
+  const HoldSet held = HoldSetBy(scene_.state(), request, admission.token, now());
   EXPECT_EQ(held.mode, Mode::kExclusive);
   const bool again = s().acquire == Outcome::kHeldAlready;
-  EXPECT_EQ(held.hold, (Hold{.owner = s().asker,
+  EXPECT_EQ(held.hold, (Hold{.owner = s().requester,
                              .token = again ? kToken : next_token(),
                              .since = again ? kSince : now(),
                              .end = now() + kLease}));
 }
 
-// Whoever can have it exclusively can have it in any mode. Only the holder itself may not change
-// its mode as it likes.
+// If an exclusive request is granted, so is one in any other mode. Only the current holder may not
+// switch to any mode.
 TEST_P(LockSituation, AcquireInOtherModes) {
   for (const AcquireRequest& request :
-       {Ask(s().asker, Mode::kShared), Ask(s().asker, Mode::kLimit, 1),
-        Ask(s().asker, Mode::kLimit, 1000)}) {
-    const Admission admission = Acquire(scene_.place(), request, fine_now(), {}, clock_);
+       {Ask(s().requester, Mode::kShared), Ask(s().requester, Mode::kLimit, 1),
+        Ask(s().requester, Mode::kLimit, 1000)}) {
+    const Admission admission = Acquire(scene_.state(), request, fine_now(), {}, clock_);
     if (s().acquire != Outcome::kHeldAlready) {
       EXPECT_EQ(admission.outcome, s().acquire);
     } else if (request.mode == Mode::kShared) {
@@ -292,24 +293,24 @@ TEST_P(LockSituation, AcquireInOtherModes) {
 }
 
 TEST_P(LockSituation, Release) {
-  const Decision decision = Decide(scene_.place(), ReleaseRequest{s().asker}, now());
+  const Decision decision = Decide(scene_.state(), ReleaseRequest{s().requester}, now());
   EXPECT_EQ(decision.outcome, s().release);
   const bool released = s().release == Outcome::kReleased;
   const bool cut = s().release == Outcome::kLingerCut;
   EXPECT_EQ(decision.change.has_value(), released || cut);
-  EXPECT_EQ(ChangeOf<Released>(decision).has_value(), released && is_lock());
+  EXPECT_EQ(ChangeOf<HoldReleased>(decision).has_value(), released && is_lock());
   EXPECT_EQ(ChangeOf<PlainFreed>(decision).has_value(), released && !is_lock());
-  EXPECT_EQ(ChangeOf<Ended>(decision).has_value(), cut);
+  EXPECT_EQ(ChangeOf<HoldEnded>(decision).has_value(), cut);
   if (released && is_lock()) {
-    EXPECT_EQ(ChangeOf<Released>(decision)->owner, s().asker);
+    EXPECT_EQ(ChangeOf<HoldReleased>(decision)->owner, s().requester);
   }
   if (cut) {
-    EXPECT_EQ(ChangeOf<Ended>(decision)->owner, s().asker);
+    EXPECT_EQ(ChangeOf<HoldEnded>(decision)->owner, s().requester);
   }
 }
 
 TEST_P(LockSituation, Touch) {
-  const Decision decision = Decide(scene_.place(), TouchRequest{s().asker, kLease}, now());
+  const Decision decision = Decide(scene_.state(), TouchRequest{s().requester, kLease}, now());
   EXPECT_EQ(decision.outcome, s().touch);
   if (s().touch != Outcome::kTouched) {
     EXPECT_FALSE(decision.change.has_value());
@@ -319,15 +320,15 @@ TEST_P(LockSituation, Touch) {
   } else {
     Hold expected = scene_.lock()->at(Lock::Order::kByOwner, 0);
     expected.end = now() + kLease;
-    ASSERT_TRUE(ChangeOf<Held>(decision).has_value());
-    EXPECT_EQ(ChangeOf<Held>(decision)->hold, expected);
+    ASSERT_TRUE(ChangeOf<HoldSet>(decision).has_value());
+    EXPECT_EQ(ChangeOf<HoldSet>(decision)->hold, expected);
   }
 }
 
 TEST_P(LockSituation, SessionEnd) {
-  const Owners ended = EndedBySession(scene_, s().asker, now());
+  const Owners ended = EndedBySession(scene_, s().requester, now());
   if (s().touch != Outcome::kTouched || !is_lock()) {
-    // Only a hold of ours is ever bound to a connection.
+    // Only holds of the module's own type can be bound to a connection.
     EXPECT_EQ(ended, Owners{});
     return;
   }
@@ -339,72 +340,61 @@ TEST_P(LockSituation, SessionEnd) {
   } else {
     const Hold left = after.lock()->Find(kAnn).value();
     EXPECT_EQ(left.token, kToken);
-    EXPECT_EQ(left.closes(), now() - kTick + kLinger);
+    EXPECT_EQ(left.blocks_until(), now() - kTick + kLinger);
     EXPECT_FALSE(left.LiveAt(now()));
   }
 }
 
 TEST_P(LockSituation, Fence) {
-  const Place place = scene_.place();
-  EXPECT_EQ(CurrentToken(place, now()), s().current ? std::optional(kToken) : std::nullopt);
-  EXPECT_EQ(IsCurrent(place, kToken, now()), s().current);
+  const KeyState state = scene_.state();
+  EXPECT_EQ(CurrentToken(state, now()), s().current ? std::optional(kToken) : std::nullopt);
+  EXPECT_EQ(IsCurrent(state, kToken, now()), s().current);
   for (const Token other :
        {Token{0}, kMinToken, Token{kToken.value - 1}, Token{kToken.value + 1}, kMaxToken}) {
-    EXPECT_FALSE(IsCurrent(place, other, now())) << other.value;
+    EXPECT_FALSE(IsCurrent(state, other, now())) << other.value;
   }
 }
 
-// At the end of the token clock only those are turned away who need a new token.
-TEST_P(LockSituation, AcquireWhenTokensAreUsedUp) {
+// When the tokens are exhausted, only requests that need a new one are refused.
+TEST_P(LockSituation, AcquireWhenTokensAreExhausted) {
   const Admission admission =
-      Acquire(scene_.place(), Ask(s().asker), fine_now(), {}, ClockAt(kMaxToken));
+      Acquire(scene_.state(), Ask(s().requester), fine_now(), {}, ClockAt(kMaxToken));
   const bool needs_one = s().acquire == Outcome::kGranted;
   EXPECT_EQ(admission.outcome, needs_one ? Outcome::kTokensUsedUp : s().acquire);
   EXPECT_EQ(admission.granted(), s().acquire == Outcome::kHeldAlready);
 }
 
-// Whoever does not hold the lock stands behind those who wait for it.
+// An owner that does not hold the lock waits behind the waiters.
 TEST_P(LockSituation, AcquireWhileOthersWait) {
-  const bool own_plain = s().stored == Stored::kAnnsPlain && s().asker == kAnn;
+  const bool own_plain = s().stored == Stored::kAnnsPlain && s().requester == kAnn;
   const Outcome expected =
       s().acquire == Outcome::kGranted && !own_plain ? Outcome::kOthersWait : s().acquire;
   for (const Mode mode : kModes) {
-    const Crowd ahead = CrowdOf({Ask(kZoe, mode, 1000)});
-    EXPECT_EQ(Acquire(scene_.place(), Ask(s().asker), fine_now(), ahead).outcome, expected);
+    const WaitersAhead ahead = CrowdOf({Ask(kZoe, mode, 1000)});
+    EXPECT_EQ(Acquire(scene_.state(), Ask(s().requester), fine_now(), ahead).outcome, expected);
   }
 }
 
-TEST_P(LockSituation, Holders) {
-  EXPECT_EQ(CountHolders(scene_.place(), now()), s().closed ? 1 : 0);
-  const std::optional<Instant> end = NextEnd(scene_.place(), now());
+TEST_P(LockSituation, CountsHoldersAndFindsNextEnd) {
+  EXPECT_EQ(CountHolders(scene_.state(), now()), s().closed ? 1 : 0);
+  const std::optional<Instant> end = NextEnd(scene_.state(), now());
   ASSERT_EQ(end.has_value(), s().closed && is_lock()) << "these plain locks have no end";
   if (!end.has_value()) return;
-  EXPECT_EQ(*end, scene_.lock()->closes());
+  EXPECT_EQ(*end, scene_.lock()->blocks_until());
   EXPECT_GE(*end, now());
 }
 
-// Lines are settled by what both say: if they differed, a line would be looked at for ever.
-TEST_P(LockSituation, HoldersAreWhoKeepsStrangersOut) {
+// The queue relies on Decide and IsBlocked agreeing: otherwise a waiter would be retried for ever.
+TEST_P(LockSituation, OtherOwnersAreBlockedWhileHeld) {
   for (const Mode mode : kModes) {
     const AcquireRequest request = Ask(kZoe, mode, 1000);
-    const Admission admission = Acquire(scene_.place(), request, fine_now());
+    const Admission admission = Acquire(scene_.state(), request, fine_now());
     EXPECT_EQ(admission.outcome, s().closed ? Outcome::kHeldByOther : Outcome::kGranted);
-    EXPECT_EQ(IsBlocked(scene_.site(), request, now()), s().closed);
+    EXPECT_EQ(IsBlocked(scene_.view(), request, now()), s().closed);
   }
 }
 
-// A release that was decided elsewhere is obeyed at any time, by the owner only.
-TEST_P(LockSituation, ReleaseThatMustBeObeyed) {
-  const Decision decision = Decide(scene_.place(), ReleaseRequest{s().asker}, kBeforeAnyEnd);
-  if (is_lock()) {
-    EXPECT_EQ(ChangeOf<Released>(decision).has_value(), s().asker == kAnn);
-    EXPECT_EQ(decision.outcome, s().asker == kAnn ? Outcome::kReleased : Outcome::kHeldByOther);
-  } else {
-    EXPECT_EQ(decision.outcome, s().release);
-  }
-}
-
-TEST(Admission, SaysWhetherItIsAGrantAndWhetherWaitingHelps) {
+TEST(Admission, ReportsGrantedAndBusy) {
   for (const Outcome outcome :
        {Outcome::kGranted, Outcome::kHeldAlready, Outcome::kDowngraded, Outcome::kUpgraded}) {
     EXPECT_TRUE((Admission{outcome, kToken}.granted()));
@@ -424,13 +414,13 @@ TEST(Admission, SaysWhetherItIsAGrantAndWhetherWaitingHelps) {
 
 // --- The grant rule ---------------------------------------------------------------------------
 
-// What the contract says about one lock, in its own words: holders are counted, waiters looked at
-// one by one.
+// A naive model of the documented rules for one lock: it counts holders and checks waiters one by
+// one.
 struct Naive {
   enum class Own { kNone, kLive, kLingers, kOver };
 
   Mode mode;          // of the holds
-  size_t others = 0;  // holders that keep out, without the asker
+  size_t others = 0;  // blocking holders other than the requester
   Own own = Own::kNone;
   std::vector<AcquireRequest> waiting;
 
@@ -465,14 +455,14 @@ struct Naive {
   }
 };
 
-// Every lock with up to four holders in every state, everybody who may ask, and everybody who may
-// wait before.
-TEST(GrantRule, IsTheContractsInEverySituation) {
+// Every lock with up to four holders in every state, every requester and every possible waiter
+// ahead.
+TEST(GrantRule, MatchesNaiveModelInEverySituation) {
   const Instant now = kEnd + kTick;
   // Others: live, lingering, over.
   const std::vector<Hold> states = {HoldOf(kZoe, kToken, now), HoldOf(kZoe, kToken, kEnd, kLinger),
                                     HoldOf(kZoe, kToken, kEnd)};
-  const std::vector<std::string> names = {"a", "n", "z"};  // around the asker's
+  const std::vector<std::string> names = {"a", "n", "z"};  // sort around the requester's
   const std::vector<AcquireRequest> kinds = {
       Ask(kZoe, Mode::kExclusive), Ask(kZoe, Mode::kShared),   Ask(kZoe, Mode::kLimit, 1),
       Ask(kZoe, Mode::kLimit, 2),  Ask(kZoe, Mode::kLimit, 3), Ask(kZoe, Mode::kLimit, 5)};
@@ -487,7 +477,7 @@ TEST(GrantRule, IsTheContractsInEverySituation) {
   int checked = 0;
   for (const Mode mode : kModes) {
     for (int shape = 0; shape < 4 * 4 * 4 * 4; ++shape) {
-      // Digits of base four: the asker's own hold, then those of three others.
+      // Base-four digits: the requester's own hold, then those of three others.
       Naive naive{.mode = mode, .own = static_cast<Naive::Own>(shape % 4)};
       std::vector<Hold> holds;
       if (naive.own != Naive::Own::kNone) {
@@ -509,24 +499,24 @@ TEST(GrantRule, IsTheContractsInEverySituation) {
         for (const std::vector<AcquireRequest>& line : lines) {
           naive.waiting = line;
           const Outcome expected = naive.Answer(request);
-          const Site site = scene.site(CrowdOf(line));
-          const Admission admission = Decide(std::span(&site, 1), request, now, ClockAt(kToken));
+          const LockView view = scene.view(CrowdOf(line));
+          const Admission admission = Decide(std::span(&view, 1), request, now, ClockAt(kToken));
           ASSERT_EQ(admission.outcome, expected)
               << "mode " << static_cast<int>(mode) << ", shape " << shape << ", request "
               << static_cast<int>(request.mode) << " " << request.limit << ", " << line.size()
               << " wait";
-          ASSERT_EQ(IsBlocked(site, request, now), admission.busy());
+          ASSERT_EQ(IsBlocked(view, request, now), admission.busy());
           ++checked;
         }
-        ASSERT_EQ(IsUpgrade(scene.place(), request, now), naive.own == Naive::Own::kLive &&
+        ASSERT_EQ(IsUpgrade(scene.state(), request, now), naive.own == Naive::Own::kLive &&
                                                               mode == Mode::kShared &&
                                                               request.mode == Mode::kExclusive);
       }
       ASSERT_EQ(scene.bytes(), bytes);
-      // Who keeps out a stranger are the others and the asker.
+      // An unrelated owner is blocked by the others and by the requester.
       const bool own_keeps_out =
           naive.own == Naive::Own::kLive || naive.own == Naive::Own::kLingers;
-      const size_t holders = CountHolders(scene.place(), now);
+      const size_t holders = CountHolders(scene.state(), now);
       ASSERT_EQ(holders, naive.others + (own_keeps_out ? 1 : 0));
       ASSERT_EQ(holders == 0, OutcomeOf(scene, Ask(kDan), now) == Outcome::kGranted);
     }
@@ -534,7 +524,7 @@ TEST(GrantRule, IsTheContractsInEverySituation) {
   EXPECT_GT(checked, 200'000);
 }
 
-TEST(GrantRule, SharedHoldersComeTogetherAndKeepWritersOut) {
+TEST(GrantRule, SharedHoldersCoexistAndBlockWriters) {
   const Scene scene(Mode::kShared, {HoldOf(kAnn, kToken), HoldOf(kBob, Later(kToken, 1))});
   EXPECT_EQ(OutcomeOf(scene, Ask(kCat, Mode::kShared), kEnd), Outcome::kGranted);
   EXPECT_EQ(OutcomeOf(scene, Ask(kCat), kEnd), Outcome::kHeldByOther);
@@ -542,8 +532,8 @@ TEST(GrantRule, SharedHoldersComeTogetherAndKeepWritersOut) {
   EXPECT_EQ(OutcomeOf(scene, Ask(kCat), kEnd + kTick), Outcome::kGranted);
 }
 
-// A reader that came after a writer does not overtake it, though a reader holds the lock.
-TEST(GrantRule, ReadersWaitBehindAWriter) {
+// A reader that came after a writer does not overtake it, even if a reader holds the lock.
+TEST(GrantRule, ReadersWaitBehindWriter) {
   const Scene scene(Mode::kShared, {HoldOf(kAnn, kToken)});
   const AcquireRequest reader = Ask(kCat, Mode::kShared);
   EXPECT_EQ(OutcomeOf(scene, reader, kEnd, CrowdOf({Ask(kBob)})), Outcome::kOthersWait);
@@ -554,8 +544,8 @@ TEST(GrantRule, ReadersWaitBehindAWriter) {
             Outcome::kOthersWait);
 }
 
-// The request that comes in says how many may hold, whatever those before it said.
-TEST(GrantRule, LimitIsTheAskersOwn) {
+// The new request says how many may hold the lock, whatever earlier requests said.
+TEST(GrantRule, LimitOfNewRequestDecides) {
   const Scene scene(Mode::kLimit, {HoldOf(kAnn, kToken), HoldOf(kBob, Later(kToken, 1))});
   EXPECT_EQ(OutcomeOf(scene, Ask(kCat, Mode::kLimit, 1), kEnd), Outcome::kHeldByOther);
   EXPECT_EQ(OutcomeOf(scene, Ask(kCat, Mode::kLimit, 2), kEnd), Outcome::kHeldByOther);
@@ -564,12 +554,12 @@ TEST(GrantRule, LimitIsTheAskersOwn) {
   EXPECT_EQ(OutcomeOf(scene, Ask(kCat), kEnd), Outcome::kHeldByOther);
 }
 
-TEST(GrantRule, LimitLeavesRoomForThoseAhead) {
+TEST(GrantRule, LimitReservesPermitsForWaitersAhead) {
   const Scene scene(Mode::kLimit, {HoldOf(kAnn, kToken)});
   const auto ask = [&](uint32_t limit, const std::vector<AcquireRequest>& waiting) {
     return OutcomeOf(scene, Ask(kCat, Mode::kLimit, limit), kEnd, CrowdOf(waiting));
   };
-  // One holds, one waits, one asks: three.
+  // One holder, one waiter and the requester: three.
   EXPECT_EQ(ask(2, {Ask(kBob, Mode::kLimit, 9)}), Outcome::kOthersWait);
   EXPECT_EQ(ask(3, {Ask(kBob, Mode::kLimit, 9)}), Outcome::kGranted);
   EXPECT_EQ(ask(9, {Ask(kBob, Mode::kLimit, 3)}), Outcome::kGranted);
@@ -579,9 +569,9 @@ TEST(GrantRule, LimitLeavesRoomForThoseAhead) {
   EXPECT_EQ(ask(9, {Ask(kBob, Mode::kShared)}), Outcome::kOthersWait);
 }
 
-TEST(GrantRule, LimitOf100000) {
+TEST(GrantRule, Allows100000LimitHolders) {
   const Scene scene(Mode::kLimit, {HoldOf(kAnn, kToken)});
-  Crowd crowd;
+  WaitersAhead crowd;
   for (uint32_t i = 0; i < kMaxLimit - 2; ++i) crowd.Add(Mode::kLimit, kMaxLimit);
   EXPECT_EQ(OutcomeOf(scene, Ask(kCat, Mode::kLimit, kMaxLimit), kEnd, crowd), Outcome::kGranted);
   crowd.Add(Mode::kLimit, kMaxLimit);
@@ -589,7 +579,7 @@ TEST(GrantRule, LimitOf100000) {
             Outcome::kOthersWait);
 }
 
-TEST(Crowd, KnowsWhenNobodyCanJoinIt) {
+TEST(WaitersAhead, IsMixedWhenNoModeIsCompatible) {
   EXPECT_FALSE(CrowdOf({}).IsMixed());
   EXPECT_TRUE(CrowdOf({Ask(kAnn)}).IsMixed());
   EXPECT_FALSE(CrowdOf({Ask(kAnn, Mode::kShared), Ask(kBob, Mode::kShared)}).IsMixed());
@@ -603,29 +593,29 @@ TEST(Crowd, KnowsWhenNobodyCanJoinIt) {
   EXPECT_EQ(CrowdOf({Ask(kAnn), Ask(kBob)}).size, 2);
 }
 
-// --- Asking again -----------------------------------------------------------------------------
+// --- Reacquiring ------------------------------------------------------------------------------
 
-TEST(AskAgain, KeepsTokenAndStartAndTheLeaseStartsAnew) {
+TEST(Reacquire, KeepsTokenAndStartAndRestartsLease) {
   const Instant now = kSince + Millis{10};
   for (const Mode mode : kModes) {
     const Scene scene(mode, {kAnnsHold});
     for (const int64_t lease : {int64_t{1}, int64_t{100}, int64_t{29'990}, int64_t{86'400'000}}) {
       AcquireRequest request = Ask(kAnn, mode, 7);
       request.lease = Millis{lease};
-      const Admission admission = Acquire(scene.place(), request, now);
+      const Admission admission = Acquire(scene.state(), request, now);
       EXPECT_EQ(admission.outcome, Outcome::kHeldAlready);
       EXPECT_EQ(admission.token, kToken);
-      const Held held = HeldBy(scene.place(), request, admission.token, now);
+      const HoldSet held = HoldSetBy(scene.state(), request, admission.token, now);
       EXPECT_EQ(held.mode, mode);
       EXPECT_EQ(held.hold, HoldOf(kAnn, kToken, now + Millis{lease}));
-      const Decision touch = Decide(scene.place(), TouchRequest{kAnn, Millis{lease}}, now);
-      EXPECT_EQ(ChangeOf<Held>(touch)->hold, HoldOf(kAnn, kToken, now + Millis{lease}));
-      EXPECT_EQ(ChangeOf<Held>(touch)->mode, mode);
+      const Decision touch = Decide(scene.state(), TouchRequest{kAnn, Millis{lease}}, now);
+      EXPECT_EQ(ChangeOf<HoldSet>(touch)->hold, HoldOf(kAnn, kToken, now + Millis{lease}));
+      EXPECT_EQ(ChangeOf<HoldSet>(touch)->mode, mode);
     }
   }
 }
 
-TEST(AskAgain, AlwaysSucceedsInTheSameMode) {
+TEST(Reacquire, AlwaysSucceedsInSameMode) {
   const std::vector<AcquireRequest> line = {Ask(kBob), Ask(kCat, Mode::kShared),
                                             Ask(kDan, Mode::kLimit, 1)};
   const Scene alone(Mode::kExclusive, {kAnnsHold});
@@ -637,42 +627,43 @@ TEST(AskAgain, AlwaysSucceedsInTheSameMode) {
   }
 }
 
-TEST(AskAgain, AfterTheClockSteppedBackMovesTheEndBack) {
+TEST(Reacquire, AfterClockStepBackMovesEndBack) {
   const Scene scene(Mode::kExclusive, {kAnnsHold});
   const Instant now = kSince - std::chrono::hours{1};
-  const Hold again = HeldBy(scene.place(), Ask(kAnn), kToken, now).hold;
-  const Hold touched = ChangeOf<Held>(Decide(scene.place(), TouchRequest{kAnn, kLease}, now))->hold;
+  const Hold again = HoldSetBy(scene.state(), Ask(kAnn), kToken, now).hold;
+  const Hold touched =
+      ChangeOf<HoldSet>(Decide(scene.state(), TouchRequest{kAnn, kLease}, now))->hold;
   for (const Hold& hold : {again, touched}) {
     EXPECT_EQ(hold, HoldOf(kAnn, kToken, now + kLease));
     EXPECT_TRUE(IsWellFormed(hold));
   }
 }
 
-// The newest request says how the hold ends.
-TEST(AskAgain, TakesOnTheNewLinger) {
+// The latest request determines the linger.
+TEST(Reacquire, ReplacesLinger) {
   const Scene scene(Mode::kShared, {HoldOf(kAnn, kToken, kEnd, kLinger)});
   AcquireRequest request = Ask(kAnn, Mode::kShared);
-  EXPECT_EQ(HeldBy(scene.place(), request, kToken, kEnd).hold.linger, Millis{0});
+  EXPECT_EQ(HoldSetBy(scene.state(), request, kToken, kEnd).hold.linger, Millis{0});
   request.linger = Millis{77};
-  EXPECT_EQ(HeldBy(scene.place(), request, kToken, kEnd).hold.linger, Millis{77});
-  // A touch is about the lease and nothing else.
-  const Decision touch = Decide(scene.place(), TouchRequest{kAnn, kLease}, kEnd);
-  EXPECT_EQ(ChangeOf<Held>(touch)->hold, HoldOf(kAnn, kToken, kEnd + kLease, kLinger));
+  EXPECT_EQ(HoldSetBy(scene.state(), request, kToken, kEnd).hold.linger, Millis{77});
+  // A touch changes nothing but the lease.
+  const Decision touch = Decide(scene.state(), TouchRequest{kAnn, kLease}, kEnd);
+  EXPECT_EQ(ChangeOf<HoldSet>(touch)->hold, HoldOf(kAnn, kToken, kEnd + kLease, kLinger));
 }
 
-TEST(AskAgain, AfterTheEndIsANewHold) {
+TEST(Reacquire, AfterEndCreatesNewHold) {
   const Instant now = kEnd + kTick;
   for (const Mode mode : kModes) {
     for (const Millis linger : {Millis{0}, kLinger}) {
       const Scene scene(mode, {HoldOf(kAnn, kToken, kEnd, linger, 5)});
       for (const Mode next : kModes) {
         const AcquireRequest request = Reentrant(Ask(kAnn, next));
-        const Admission admission = Acquire(scene.place(), request, now);
+        const Admission admission = Acquire(scene.state(), request, now);
         EXPECT_EQ(admission.outcome, Outcome::kGranted);
         EXPECT_GT(admission.token, kToken);
-        const Held held = HeldBy(scene.place(), request, admission.token, now);
+        const HoldSet held = HoldSetBy(scene.state(), request, admission.token, now);
         EXPECT_EQ(held.mode, next);
-        // The old count is gone with the old hold.
+        // The count ended with the old hold.
         EXPECT_EQ(held.hold, (Hold{kAnn, admission.token, now, now + kLease}));
       }
     }
@@ -681,17 +672,17 @@ TEST(AskAgain, AfterTheEndIsANewHold) {
 
 // --- Change of mode ---------------------------------------------------------------------------
 
-TEST(Upgrade, OfTheOnlyHolderIsANewHoldUnderANewToken) {
+TEST(Upgrade, OnlyHolderGetsNewHoldUnderNewToken) {
   const Scene scene(Mode::kShared, {HoldOf(kAnn, kToken, kEnd, kLinger, 3)});
   const Instant now = kEnd - Millis{5};
   for (const bool reentrant : {false, true}) {
     AcquireRequest request = Ask(kAnn);
     request.reentrant = reentrant;
-    const Admission admission = Acquire(scene.place(), request, now);
+    const Admission admission = Acquire(scene.state(), request, now);
     EXPECT_EQ(admission.outcome, Outcome::kUpgraded);
     EXPECT_GT(admission.token, kToken);
-    EXPECT_TRUE(IsUpgrade(scene.place(), request, now));
-    const Held held = HeldBy(scene.place(), request, admission.token, now);
+    EXPECT_TRUE(IsUpgrade(scene.state(), request, now));
+    const HoldSet held = HoldSetBy(scene.state(), request, admission.token, now);
     EXPECT_EQ(held.mode, Mode::kExclusive);
     // As many releases as before are owed.
     EXPECT_EQ(held.hold,
@@ -699,19 +690,19 @@ TEST(Upgrade, OfTheOnlyHolderIsANewHoldUnderANewToken) {
   }
 }
 
-TEST(Upgrade, WaitsForOtherHoldersAndForTheirLinger) {
+TEST(Upgrade, WaitsForOtherHoldersAndTheirLinger) {
   const Hold live = HoldOf(kBob, Later(kToken, 1));
   const Hold lingers = HoldOf(kBob, Later(kToken, 1), kSince, kEnd - kSince);
   for (const Hold& other : {live, lingers}) {
     const Scene scene(Mode::kShared, {HoldOf(kAnn, kToken, kEnd + Millis{50}), other});
     EXPECT_EQ(OutcomeOf(scene, Ask(kAnn), kEnd), Outcome::kHeldByOther);
-    EXPECT_TRUE(IsUpgrade(scene.place(), Ask(kAnn), kEnd));
-    EXPECT_TRUE(IsBlocked(scene.site(), Ask(kAnn), kEnd));
+    EXPECT_TRUE(IsUpgrade(scene.state(), Ask(kAnn), kEnd));
+    EXPECT_TRUE(IsBlocked(scene.view(), Ask(kAnn), kEnd));
     EXPECT_EQ(OutcomeOf(scene, Ask(kAnn), kEnd + kTick), Outcome::kUpgraded);
   }
 }
 
-TEST(Upgrade, StandsBehindThoseWhoAreAhead) {
+TEST(Upgrade, WaitsBehindWaitersAhead) {
   const Scene scene(Mode::kShared, {kAnnsHold});
   for (const Mode mode : kModes) {
     EXPECT_EQ(OutcomeOf(scene, Ask(kAnn), kEnd, CrowdOf({Ask(kBob, mode, 9)})),
@@ -719,39 +710,40 @@ TEST(Upgrade, StandsBehindThoseWhoAreAhead) {
   }
 }
 
-TEST(Upgrade, NeedsAToken) {
+TEST(Upgrade, NeedsNewToken) {
   const Scene scene(Mode::kShared, {kAnnsHold});
-  EXPECT_EQ(Acquire(scene.place(), Ask(kAnn), kEnd, {}, ClockAt(kMaxToken)).outcome,
+  EXPECT_EQ(Acquire(scene.state(), Ask(kAnn), kEnd, {}, ClockAt(kMaxToken)).outcome,
             Outcome::kTokensUsedUp);
 }
 
-TEST(Upgrade, IsOneOnlyWhileTheSharedHoldLives) {
+TEST(Upgrade, RequiresLiveSharedHold) {
   const Scene scene(Mode::kShared, {HoldOf(kAnn, kToken, kEnd, kLinger)});
-  EXPECT_TRUE(IsUpgrade(scene.place(), Ask(kAnn), kEnd));
-  EXPECT_FALSE(IsUpgrade(scene.place(), Ask(kAnn), kEnd + kTick));
-  EXPECT_FALSE(IsUpgrade(scene.place(), Ask(kBob), kEnd));
-  EXPECT_FALSE(IsUpgrade(scene.place(), Ask(kAnn, Mode::kShared), kEnd));
-  EXPECT_FALSE(IsUpgrade(Scene().place(), Ask(kAnn), kEnd));
-  EXPECT_FALSE(IsUpgrade(Scene(kAnn.bytes).place(), Ask(kAnn), kEnd));
-  EXPECT_FALSE(IsUpgrade(Scene(Mode::kLimit, {kAnnsHold}).place(), Ask(kAnn), kEnd));
-  EXPECT_FALSE(IsUpgrade(Scene(Mode::kExclusive, {kAnnsHold}).place(), Ask(kAnn), kEnd));
+  EXPECT_TRUE(IsUpgrade(scene.state(), Ask(kAnn), kEnd));
+  EXPECT_FALSE(IsUpgrade(scene.state(), Ask(kAnn), kEnd + kTick));
+  EXPECT_FALSE(IsUpgrade(scene.state(), Ask(kBob), kEnd));
+  EXPECT_FALSE(IsUpgrade(scene.state(), Ask(kAnn, Mode::kShared), kEnd));
+  EXPECT_FALSE(IsUpgrade(Scene().state(), Ask(kAnn), kEnd));
+  EXPECT_FALSE(IsUpgrade(Scene(kAnn.bytes).state(), Ask(kAnn), kEnd));
+  EXPECT_FALSE(IsUpgrade(Scene(Mode::kLimit, {kAnnsHold}).state(), Ask(kAnn), kEnd));
+  EXPECT_FALSE(IsUpgrade(Scene(Mode::kExclusive, {kAnnsHold}).state(), Ask(kAnn), kEnd));
 }
 
-TEST(Downgrade, IsAtOnceAndKeepsTheToken) {
+TEST(Downgrade, IsImmediateAndKeepsToken) {
   const Scene scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger, 3)});
   for (const Mode waiting : kModes) {
-    const Admission admission = Acquire(scene.place(), Ask(kAnn, Mode::kShared), kEnd,
+    const Admission admission = Acquire(scene.state(), Ask(kAnn, Mode::kShared), kEnd,
                                         CrowdOf({Ask(kBob, waiting)}), ClockAt(kMaxToken));
     EXPECT_EQ(admission.outcome, Outcome::kDowngraded);
     EXPECT_EQ(admission.token, kToken);
   }
-  const Held held = HeldBy(scene.place(), Ask(kAnn, Mode::kShared), kToken, kEnd);
+  const HoldSet held = HoldSetBy(scene.state(), Ask(kAnn, Mode::kShared), kToken, kEnd);
   EXPECT_EQ(held.mode, Mode::kShared);
   EXPECT_EQ(held.hold, HoldOf(kAnn, kToken, kEnd + kLease, Millis{0}, 3));
-  EXPECT_EQ(HeldBy(scene.place(), Reentrant(Ask(kAnn, Mode::kShared)), kToken, kEnd).hold.count, 4);
+  EXPECT_EQ(HoldSetBy(scene.state(), Reentrant(Ask(kAnn, Mode::kShared)), kToken, kEnd).hold.count,
+            4);
 }
 
-TEST(OtherChangesOfMode, AreErrors) {
+TEST(OtherChangesOfMode, AreRefused) {
   constexpr std::pair<Mode, Mode> kChanges[] = {{Mode::kExclusive, Mode::kLimit},
                                                 {Mode::kShared, Mode::kLimit},
                                                 {Mode::kLimit, Mode::kExclusive},
@@ -760,29 +752,29 @@ TEST(OtherChangesOfMode, AreErrors) {
     const Scene scene(from, {HoldOf(kAnn, kToken, kEnd, kLinger)});
     EXPECT_EQ(OutcomeOf(scene, Ask(kAnn, to, 5), kEnd), Outcome::kOtherMode);
     EXPECT_EQ(OutcomeOf(scene, Ask(kAnn, to, 5), kEnd, CrowdOf({Ask(kBob)})), Outcome::kOtherMode);
-    EXPECT_FALSE(IsBlocked(scene.site(), Ask(kAnn, to, 5), kEnd));
-    // A hold that has ended binds nobody to its mode.
+    EXPECT_FALSE(IsBlocked(scene.view(), Ask(kAnn, to, 5), kEnd));
+    // An ended hold does not restrict the mode of the next one.
     EXPECT_EQ(OutcomeOf(scene, Ask(kAnn, to, 5), kEnd + kTick), Outcome::kGranted);
   }
 }
 
 // --- REENTRANT --------------------------------------------------------------------------------
 
-TEST(ReentrantHold, CountsEveryReentrantCallAndNoOther) {
+TEST(ReentrantHold, CountsOnlyReentrantCalls) {
   for (const Mode mode : {Mode::kExclusive, Mode::kShared}) {
     Scene scene;
     const auto acquire = [&](bool reentrant) {
       AcquireRequest request = Ask(kAnn, mode);
       request.reentrant = reentrant;
-      const Admission admission = Acquire(scene.place(), request, kSince);
+      const Admission admission = Acquire(scene.state(), request, kSince);
       EXPECT_TRUE(admission.granted());
-      scene.Hear(HeldBy(scene.place(), request, admission.token, kSince));
+      scene.ApplyFact(HoldSetBy(scene.state(), request, admission.token, kSince));
       return scene.lock()->Find(kAnn)->count;
     };
     const auto release = [&] {
-      const Decision decision = Decide(scene.place(), ReleaseRequest{kAnn}, kSince);
+      const Decision decision = Decide(scene.state(), ReleaseRequest{kAnn}, kSince);
       EXPECT_EQ(decision.outcome, Outcome::kReleased);
-      scene.Hear(ChangeOf<Released>(decision).value());
+      scene.ApplyFact(ChangeOf<HoldReleased>(decision).value());
       return scene.lock() == nullptr ? 0 : scene.lock()->Find(kAnn)->count;
     };
     EXPECT_EQ(acquire(true), 1);
@@ -797,39 +789,40 @@ TEST(ReentrantHold, CountsEveryReentrantCallAndNoOther) {
     EXPECT_EQ(release(), 1);
     EXPECT_EQ(release(), 0);
     EXPECT_EQ(scene.lock(), nullptr);
-    EXPECT_EQ(Decide(scene.place(), ReleaseRequest{kAnn}, kSince).outcome, Outcome::kFree);
+    EXPECT_EQ(Decide(scene.state(), ReleaseRequest{kAnn}, kSince).outcome, Outcome::kFree);
   }
 }
 
-TEST(ReentrantHold, CannotBeCountedBeyondItsNumber) {
+TEST(ReentrantHold, RefusesCallBeyondMaximumCount) {
   for (const Mode mode : {Mode::kExclusive, Mode::kShared}) {
     const Scene last(mode, {HoldOf(kAnn, kToken, kEnd, Millis{0}, kMaxCount - 1)});
     EXPECT_EQ(OutcomeOf(last, Reentrant(Ask(kAnn, mode)), kEnd), Outcome::kHeldAlready);
-    EXPECT_EQ(HeldBy(last.place(), Reentrant(Ask(kAnn, mode)), kToken, kEnd).hold.count, kMaxCount);
+    EXPECT_EQ(HoldSetBy(last.state(), Reentrant(Ask(kAnn, mode)), kToken, kEnd).hold.count,
+              kMaxCount);
 
     const Scene full(mode, {HoldOf(kAnn, kToken, kEnd, Millis{0}, kMaxCount)});
     for (const Mode next : {Mode::kExclusive, Mode::kShared}) {
-      const Admission admission = Acquire(full.place(), Reentrant(Ask(kAnn, next)), kEnd);
+      const Admission admission = Acquire(full.state(), Reentrant(Ask(kAnn, next)), kEnd);
       EXPECT_EQ(admission.outcome, Outcome::kCountedOut);
       EXPECT_FALSE(admission.granted() || admission.busy());
     }
     EXPECT_EQ(OutcomeOf(full, Ask(kAnn, mode), kEnd), Outcome::kHeldAlready);
-    EXPECT_EQ(HeldBy(full.place(), Ask(kAnn, mode), kToken, kEnd).hold.count, kMaxCount);
+    EXPECT_EQ(HoldSetBy(full.state(), Ask(kAnn, mode), kToken, kEnd).hold.count, kMaxCount);
     EXPECT_EQ(OutcomeOf(full, Reentrant(Ask(kAnn, mode)), kEnd + kTick), Outcome::kGranted);
-    EXPECT_EQ(Decide(full.place(), ReleaseRequest{kAnn}, kEnd).outcome, Outcome::kReleased);
+    EXPECT_EQ(Decide(full.state(), ReleaseRequest{kAnn}, kEnd).outcome, Outcome::kReleased);
   }
 }
 
-TEST(ReentrantHold, KeepsItsCountThroughATouch) {
+TEST(ReentrantHold, TouchKeepsCount) {
   const Scene scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger, 9)});
-  const Decision touch = Decide(scene.place(), TouchRequest{kAnn, kLease}, kEnd);
-  EXPECT_EQ(ChangeOf<Held>(touch)->hold, HoldOf(kAnn, kToken, kEnd + kLease, kLinger, 9));
+  const Decision touch = Decide(scene.state(), TouchRequest{kAnn, kLease}, kEnd);
+  EXPECT_EQ(ChangeOf<HoldSet>(touch)->hold, HoldOf(kAnn, kToken, kEnd + kLease, kLinger, 9));
 }
 
 // --- Linger -----------------------------------------------------------------------------------
 
-// Among several, each lingers for itself.
-TEST(Linger, CountsAsAHolderForOthers) {
+// Each of several holds lingers independently.
+TEST(Linger, BlocksOthersLikeHolder) {
   const Instant now = kEnd + kTick;
   const Scene shared(Mode::kShared, {HoldOf(kAnn, kToken, kEnd, kLinger)});
   EXPECT_EQ(OutcomeOf(shared, Ask(kBob, Mode::kShared), now), Outcome::kGranted);
@@ -842,8 +835,8 @@ TEST(Linger, CountsAsAHolderForOthers) {
             Outcome::kGranted);
 }
 
-// The place of its own lingering hold is the owner's: it does not stand in its own way.
-TEST(Linger, IsNoObstacleToItsOwner) {
+// The owner's own lingering hold does not block it.
+TEST(Linger, DoesNotBlockItsOwner) {
   const Instant now = kEnd + kTick;
   const Scene full(Mode::kLimit, {HoldOf(kAnn, kToken, kEnd, kLinger),
                                   HoldOf(kCat, Later(kToken, 1), kEnd + kLease)});
@@ -852,36 +845,37 @@ TEST(Linger, IsNoObstacleToItsOwner) {
   const Scene alone(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger)});
   EXPECT_EQ(OutcomeOf(alone, Ask(kAnn), now), Outcome::kGranted);
   EXPECT_EQ(OutcomeOf(alone, Ask(kAnn), now, CrowdOf({Ask(kBob)})), Outcome::kOthersWait);
-  EXPECT_FALSE(IsBlocked(alone.site(), Ask(kAnn), now));
+  EXPECT_FALSE(IsBlocked(alone.view(), Ask(kAnn), now));
 }
 
-TEST(Linger, IsCutByARelease) {
+TEST(Linger, ReleaseEndsLinger) {
   for (const uint32_t count : {1U, 5U}) {
     Scene scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger, count)});
-    const Decision decision = Decide(scene.place(), ReleaseRequest{kAnn}, kEnd + kTick);
+    const Decision decision = Decide(scene.state(), ReleaseRequest{kAnn}, kEnd + kTick);
     EXPECT_EQ(decision.outcome, Outcome::kLingerCut);
-    ASSERT_TRUE(ChangeOf<Ended>(decision).has_value());
-    scene.Hear(*ChangeOf<Ended>(decision));
+    ASSERT_TRUE(ChangeOf<HoldEnded>(decision).has_value());
+    scene.ApplyFact(*ChangeOf<HoldEnded>(decision));
     EXPECT_EQ(scene.lock(), nullptr);
   }
 }
 
-TEST(Linger, DoesNotComeAfterACleanRelease) {
+TEST(Linger, CleanReleaseLeavesNoLinger) {
   Scene scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger)});
-  scene.Hear(ChangeOf<Released>(Decide(scene.place(), ReleaseRequest{kAnn}, kEnd)).value());
+  scene.ApplyFact(
+      ChangeOf<HoldReleased>(Decide(scene.state(), ReleaseRequest{kAnn}, kEnd)).value());
   EXPECT_EQ(OutcomeOf(scene, Ask(kBob), kEnd), Outcome::kGranted);
 }
 
-TEST(Linger, IsOfTheHoldThatWasAskedForWithIt) {
+TEST(Linger, GrantStoresRequestedLinger) {
   AcquireRequest request = Ask(kAnn);
   request.linger = kLinger;
-  EXPECT_EQ(HeldBy(Scene().place(), request, kToken, kSince).hold,
+  EXPECT_EQ(HoldSetBy(Scene().state(), request, kToken, kSince).hold,
             HoldOf(kAnn, kToken, kSince + kLease, kLinger));
 }
 
 // --- The end of a session ---------------------------------------------------------------------
 
-TEST(SessionEnd, EndsTheHoldWhateverItsCount) {
+TEST(SessionEnd, EndsHoldWhateverItsCount) {
   for (const Mode mode : kModes) {
     Scene scene(mode, {HoldOf(kAnn, kToken, kEnd, Millis{0}, 5)});
     EXPECT_EQ(EndedBySession(scene, kAnn, kSince), Owners{kAnn});
@@ -890,14 +884,14 @@ TEST(SessionEnd, EndsTheHoldWhateverItsCount) {
   }
 }
 
-TEST(SessionEnd, LingersAsLongAsWasAsked) {
+TEST(SessionEnd, LeavesRequestedLinger) {
   for (const Mode mode : kModes) {
     Scene scene(mode, {HoldOf(kAnn, kToken, kEnd, kLinger, 2)});
     const Instant now = kSince + Millis{10};
     EXPECT_EQ(EndedBySession(scene, kAnn, now), Owners{kAnn});
     EndSession(scene, kAnn, now);
     EXPECT_EQ(scene.lock()->mode(), mode);
-    EXPECT_FALSE(IsCurrent(scene.place(), kToken, now));
+    EXPECT_FALSE(IsCurrent(scene.state(), kToken, now));
     EXPECT_EQ(OutcomeOf(scene, Ask(kBob), now), Outcome::kHeldByOther);
     EXPECT_EQ(OutcomeOf(scene, Ask(kBob), now + kLinger - kTick), Outcome::kHeldByOther);
     EXPECT_EQ(OutcomeOf(scene, Ask(kBob), now + kLinger), Outcome::kGranted);
@@ -905,17 +899,17 @@ TEST(SessionEnd, LingersAsLongAsWasAsked) {
   }
 }
 
-// A clock that is set back afterwards does not bring the hold back.
-TEST(SessionEnd, IsForEver) {
+// Setting the clock back does not revive the hold.
+TEST(SessionEnd, ClockStepBackDoesNotReviveHold) {
   Scene scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger, 2)});
   EndSession(scene, kAnn, kEnd);
   for (const Instant now : {kEnd, kEnd - kTick, kSince, kSince - std::chrono::hours{1000}}) {
-    EXPECT_FALSE(IsCurrent(scene.place(), kToken, now));
-    EXPECT_EQ(CurrentToken(scene.place(), now), std::nullopt);
-    EXPECT_FALSE(Decide(scene.place(), TouchRequest{kAnn, kLease}, now).change.has_value());
-    EXPECT_EQ(Decide(scene.place(), ReleaseRequest{kAnn}, now).outcome, Outcome::kLingerCut);
+    EXPECT_FALSE(IsCurrent(scene.state(), kToken, now));
+    EXPECT_EQ(CurrentToken(scene.state(), now), std::nullopt);
+    EXPECT_FALSE(Decide(scene.state(), TouchRequest{kAnn, kLease}, now).change.has_value());
+    EXPECT_EQ(Decide(scene.state(), ReleaseRequest{kAnn}, now).outcome, Outcome::kLingerCut);
     EXPECT_EQ(EndedBySession(scene, kAnn, now), Owners{});
-    const Admission again = Acquire(scene.place(), Ask(kAnn), now);
+    const Admission again = Acquire(scene.state(), Ask(kAnn), now);
     EXPECT_EQ(again.outcome, Outcome::kGranted);
     EXPECT_GT(again.token, kToken);
     EXPECT_EQ(OutcomeOf(scene, Ask(kBob), now), Outcome::kHeldByOther);
@@ -929,7 +923,7 @@ TEST(SessionEnd, LeavesOtherHoldersAlone) {
   EXPECT_EQ(scene.lock()->Find(kBob), HoldOf(kBob, Later(kToken, 1)));
 }
 
-TEST(SessionEnd, IsNothingToAHoldThatIsGone) {
+TEST(SessionEnd, IgnoresMissingHold) {
   const Scene scene(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger)});
   EXPECT_EQ(EndedBySession(scene, kAnn, kEnd + kTick), Owners{});
   EXPECT_EQ(EndedBySession(scene, kBob, kEnd), Owners{});
@@ -937,14 +931,14 @@ TEST(SessionEnd, IsNothingToAHoldThatIsGone) {
   EXPECT_EQ(EndedBySession(Scene(kAnn.bytes), kAnn, kEnd), Owners{});
 }
 
-TEST(SessionEnd, OfSeveralOwnersEndsThoseThatAreLive) {
+TEST(SessionEnd, EndsOnlyLiveHolds) {
   const Scene scene(Mode::kShared, {kAnnsHold, HoldOf(kBob, Later(kToken, 1), kSince),
                                     HoldOf(kCat, Later(kToken, 2), kEnd, kLinger)});
   const std::array owners = {kZoe, kCat, kBob, kAnn};
-  EXPECT_EQ(DecideSessionEnd(scene.place(), owners, kEnd), (Owners{kCat, kAnn}));
+  EXPECT_EQ(DecideSessionEnd(scene.state(), owners, kEnd), (Owners{kCat, kAnn}));
 }
 
-TEST(SessionEnd, AtTheEdgesOfTimeStaysWellFormed) {
+TEST(SessionEnd, AtTimeLimitsStaysWellFormed) {
   const Hold longest = HoldOf(kAnn, kToken, kMaxInstant, kMaxInstant - kMinInstant);
   for (const Hold& hold : {HoldOf(kAnn, kToken, kEnd, kLinger), longest}) {
     for (const Instant at : {kMinInstant, kMinInstant + kTick, kMaxInstant}) {
@@ -953,49 +947,49 @@ TEST(SessionEnd, AtTheEdgesOfTimeStaysWellFormed) {
   }
 }
 
-// --- A grant that nobody was told of ----------------------------------------------------------
+// --- A grant whose reply was lost -------------------------------------------------------------
 
-// Nobody works under it: it ends at once, whatever its linger and its count are.
-TEST(TakeBack, EndsTheGrant) {
+// Nobody uses the grant: it ends at once, whatever its linger and count.
+TEST(TakeBack, EndsGrantAtOnce) {
   for (const Mode mode : kModes) {
     const Scene scene(mode, {HoldOf(kAnn, kToken, kEnd, kLinger, 3)});
-    const Decision decision = DecideTakeBack(scene.place(), kAnn, kToken, std::nullopt, kSince);
+    const Decision decision = DecideTakeBack(scene.state(), kAnn, kToken, std::nullopt, kSince);
     EXPECT_EQ(decision.outcome, Outcome::kReleased);
-    ASSERT_TRUE(ChangeOf<Ended>(decision).has_value());
-    EXPECT_EQ(ChangeOf<Ended>(decision)->owner, kAnn);
+    ASSERT_TRUE(ChangeOf<HoldEnded>(decision).has_value());
+    EXPECT_EQ(ChangeOf<HoldEnded>(decision)->owner, kAnn);
   }
 }
 
-TEST(TakeBack, OfAnUpgradeLeavesTheSharedHold) {
+TEST(TakeBack, OfUpgradeRestoresSharedHold) {
   const Hold shared = HoldOf(kAnn, kToken, kEnd, kLinger, 3);
   Scene scene(Mode::kExclusive, {HoldOf(kAnn, Later(kToken, 5), kEnd + kLease, Millis{0}, 4)});
   const Instant now = kEnd - kTick;
-  const Decision decision = DecideTakeBack(scene.place(), kAnn, Later(kToken, 5), shared, now);
+  const Decision decision = DecideTakeBack(scene.state(), kAnn, Later(kToken, 5), shared, now);
   EXPECT_EQ(decision.outcome, Outcome::kReleased);
-  ASSERT_TRUE(ChangeOf<Held>(decision).has_value());
-  scene.Hear(*ChangeOf<Held>(decision));
+  ASSERT_TRUE(ChangeOf<HoldSet>(decision).has_value());
+  scene.ApplyFact(*ChangeOf<HoldSet>(decision));
   EXPECT_EQ(scene.lock()->mode(), Mode::kShared);
   EXPECT_EQ(scene.lock()->Find(kAnn), shared);
-  EXPECT_TRUE(IsCurrent(scene.place(), kToken, now));
-  EXPECT_FALSE(IsCurrent(scene.place(), Later(kToken, 5), now));
+  EXPECT_TRUE(IsCurrent(scene.state(), kToken, now));
+  EXPECT_FALSE(IsCurrent(scene.state(), Later(kToken, 5), now));
 }
 
-// It ended while nobody knew: what is left of it is its linger, then nothing.
-TEST(TakeBack, OfAnUpgradeLeavesWhatTheSharedHoldIsByThen) {
+// The shared hold ended in the meantime: what remains is its linger, then nothing.
+TEST(TakeBack, OfUpgradeRestoresLingerOfEndedSharedHold) {
   const Hold shared = HoldOf(kAnn, kToken, kEnd, kLinger);
   const Scene scene(Mode::kExclusive, {HoldOf(kAnn, Later(kToken, 5), kEnd + kLease)});
   const auto take_back = [&](Instant now) {
-    return DecideTakeBack(scene.place(), kAnn, Later(kToken, 5), shared, now);
+    return DecideTakeBack(scene.state(), kAnn, Later(kToken, 5), shared, now);
   };
-  EXPECT_EQ(ChangeOf<Held>(take_back(kEnd + kTick)).value().hold, shared);
-  EXPECT_EQ(ChangeOf<Held>(take_back(kEnd + kLinger)).value().hold, shared);
-  EXPECT_TRUE(ChangeOf<Ended>(take_back(kEnd + kLinger + kTick)).has_value());
+  EXPECT_EQ(ChangeOf<HoldSet>(take_back(kEnd + kTick)).value().hold, shared);
+  EXPECT_EQ(ChangeOf<HoldSet>(take_back(kEnd + kLinger)).value().hold, shared);
+  EXPECT_TRUE(ChangeOf<HoldEnded>(take_back(kEnd + kLinger + kTick)).has_value());
 }
 
-TEST(TakeBack, IsNothingToAnotherGrantOrToNone) {
+TEST(TakeBack, IgnoresOtherGrantsAndMissingHolds) {
   const Scene scene(Mode::kExclusive, {kAnnsHold});
   const auto changes = [](const Scene& at, Owner owner, Token token, Instant now) {
-    return DecideTakeBack(at.place(), owner, token, std::nullopt, now).change.has_value();
+    return DecideTakeBack(at.state(), owner, token, std::nullopt, now).change.has_value();
   };
   EXPECT_TRUE(changes(scene, kAnn, kToken, kEnd));
   EXPECT_FALSE(changes(scene, kAnn, Later(kToken, 1), kEnd));
@@ -1007,42 +1001,44 @@ TEST(TakeBack, IsNothingToAnotherGrantOrToNone) {
 
 // --- Release and touch among several holders --------------------------------------------------
 
-// The lock that a fact is about may be freed while the fact is carried out.
-TEST(Touch, NamesTheOwnerInTheCallersWords) {
+// Carrying out a fact may free the lock it refers to, so the fact must not point into the lock.
+TEST(Touch, RefersToOwnerBytesOfCaller) {
   const std::string mine(kAnn.bytes);
   for (const Mode mode : {Mode::kExclusive, Mode::kShared}) {
     const Scene scene(mode, {HoldOf(kAnn, kToken)});
     const Decision decision =
-        Decide(scene.place(), TouchRequest{.owner = Owner{mine}, .lease = kLease}, kSince);
-    EXPECT_EQ(std::get<Held>(decision.change.value()).hold.owner.bytes.data(), mine.data());
+        Decide(scene.state(), TouchRequest{.owner = Owner{mine}, .lease = kLease}, kSince);
+    EXPECT_EQ(std::get<HoldSet>(decision.change.value()).hold.owner.bytes.data(), mine.data());
   }
 }
 
-TEST(SessionEnd, NamesTheOwnerInTheCallersWords) {
+TEST(SessionEnd, RefersToOwnerBytesOfCaller) {
   const std::string mine(kAnn.bytes);
   const Scene scene(Mode::kExclusive, {kAnnsHold});
   const Owners ended = EndedBySession(scene, Owner{mine}, kSince);
   EXPECT_EQ(ended.at(0).bytes.data(), mine.data());
 }
 
-TEST(SeveralHolders, ReleaseAndTouchTheirOwnHold) {
+TEST(SeveralHolders, ReleaseAndTouchAffectOnlyOwnHold) {
   for (const Mode mode : {Mode::kShared, Mode::kLimit}) {
     const Scene scene(mode, {kAnnsHold, HoldOf(kBob, Later(kToken, 1), kEnd - kTick, kLinger, 2)});
-    EXPECT_EQ(ChangeOf<Released>(Decide(scene.place(), ReleaseRequest{kAnn}, kSince))->owner, kAnn);
-    const Held touched = *ChangeOf<Held>(Decide(scene.place(), TouchRequest{kBob, kLease}, kSince));
+    EXPECT_EQ(ChangeOf<HoldReleased>(Decide(scene.state(), ReleaseRequest{kAnn}, kSince))->owner,
+              kAnn);
+    const HoldSet touched =
+        *ChangeOf<HoldSet>(Decide(scene.state(), TouchRequest{kBob, kLease}, kSince));
     EXPECT_EQ(touched.mode, mode);
     EXPECT_EQ(touched.hold, HoldOf(kBob, Later(kToken, 1), kSince + kLease, kLinger, 2));
     // Bob's lease is over, Ann's is not.
-    EXPECT_EQ(Decide(scene.place(), TouchRequest{kBob, kLease}, kEnd).outcome,
+    EXPECT_EQ(Decide(scene.state(), TouchRequest{kBob, kLease}, kEnd).outcome,
               Outcome::kHeldByOther);
-    EXPECT_EQ(Decide(scene.place(), ReleaseRequest{kBob}, kEnd).outcome, Outcome::kLingerCut);
-    EXPECT_EQ(Decide(scene.place(), ReleaseRequest{kCat}, kEnd).outcome, Outcome::kHeldByOther);
+    EXPECT_EQ(Decide(scene.state(), ReleaseRequest{kBob}, kEnd).outcome, Outcome::kLingerCut);
+    EXPECT_EQ(Decide(scene.state(), ReleaseRequest{kCat}, kEnd).outcome, Outcome::kHeldByOther);
   }
 }
 
 // --- Plain locks ------------------------------------------------------------------------------
 
-// Whatever mode a request has: a string is one exclusive holder.
+// A string is one exclusive holder, whatever the mode of the request.
 TEST(PlainLock, IsExclusiveToOthersInEveryMode) {
   for (const Mode mode : kModes) {
     for (const uint32_t limit : {1U, 2U, kMaxLimit}) {
@@ -1051,65 +1047,65 @@ TEST(PlainLock, IsExclusiveToOthersInEveryMode) {
       EXPECT_EQ(OutcomeOf(scene, request, kSince), Outcome::kHeldByOther);
       EXPECT_EQ(OutcomeOf(scene, request, kSince, CrowdOf({Ask(kCat, mode, limit)})),
                 Outcome::kHeldByOther);
-      EXPECT_TRUE(IsBlocked(scene.site(), request, kSince));
+      EXPECT_TRUE(IsBlocked(scene.view(), request, kSince));
     }
   }
-  EXPECT_EQ(ModeOf(Scene(kAnn.bytes).place()), Mode::kExclusive);
+  EXPECT_EQ(ModeOf(Scene(kAnn.bytes).state()), Mode::kExclusive);
 }
 
-// It held the lock before those who wait came.
-TEST(PlainLock, IsTakenOverByItsOwnerInEveryModeWhoeverWaits) {
+// The owner held the lock before the waiters came.
+TEST(PlainLock, OwnerConvertsItInEveryModeDespiteWaiters) {
   const Scene scene(kAnn.bytes);
   for (const Mode mode : kModes) {
     for (const Mode waiting : kModes) {
       const AcquireRequest request = Reentrant(Ask(kAnn, mode));
       const Admission admission =
-          Acquire(scene.place(), request, kSince, CrowdOf({Ask(kBob, waiting)}));
+          Acquire(scene.state(), request, kSince, CrowdOf({Ask(kBob, waiting)}));
       EXPECT_EQ(admission.outcome, Outcome::kGranted);
       EXPECT_GT(admission.token, kToken);
-      const Held held = HeldBy(scene.place(), request, admission.token, kSince);
+      const HoldSet held = HoldSetBy(scene.state(), request, admission.token, kSince);
       EXPECT_EQ(held.mode, mode);
       EXPECT_EQ(held.hold, HoldOf(kAnn, admission.token, kSince + kLease));
     }
   }
-  EXPECT_EQ(Acquire(scene.place(), Ask(kAnn), kSince, {}, ClockAt(kMaxToken)).outcome,
+  EXPECT_EQ(Acquire(scene.state(), Ask(kAnn), kSince, {}, ClockAt(kMaxToken)).outcome,
             Outcome::kTokensUsedUp);
 }
 
-TEST(PlainLock, OfAnEmptyValueIsNobodys) {
+TEST(PlainLock, EmptyValueMatchesNoOwner) {
   const Scene scene("");
   for (const Mode mode : kModes) {
     EXPECT_EQ(OutcomeOf(scene, Ask(kAnn, mode, 9), kSince), Outcome::kHeldByOther);
   }
 }
 
-// The server may show a string whose TTL is over by our clock: its own is a moment older.
-TEST(PlainLock, IsOverAfterItsEnd) {
+// The server may still return a string whose TTL has passed: its cached clock is slightly behind.
+TEST(PlainLock, IsFreeAfterItsEnd) {
   const Scene scene(kAnn.bytes, kEnd);
-  const Place place = scene.place();
+  const KeyState state = scene.state();
   for (const Mode mode : kModes) {
     const AcquireRequest request = Ask(kBob, mode);
-    EXPECT_EQ(Acquire(place, request, kEnd + Micros{999}).outcome, Outcome::kHeldByOther);
-    EXPECT_EQ(Acquire(place, request, kEnd + Micros{1000}).outcome, Outcome::kGranted);
+    EXPECT_EQ(Acquire(state, request, kEnd + Micros{999}).outcome, Outcome::kHeldByOther);
+    EXPECT_EQ(Acquire(state, request, kEnd + Micros{1000}).outcome, Outcome::kGranted);
     EXPECT_EQ(OutcomeOf(scene, request, kEnd + kTick, CrowdOf({Ask(kCat)})), Outcome::kOthersWait);
   }
-  EXPECT_EQ(Decide(place, ReleaseRequest{kAnn}, kEnd).outcome, Outcome::kReleased);
-  EXPECT_EQ(Decide(place, ReleaseRequest{kAnn}, kEnd + kTick).outcome, Outcome::kFree);
-  EXPECT_EQ(Decide(place, TouchRequest{kAnn, kTick}, kEnd + kTick).outcome, Outcome::kFree);
-  EXPECT_EQ(CountHolders(place, kEnd), 1);
-  EXPECT_EQ(NextEnd(place, kEnd), kEnd);
-  EXPECT_EQ(CountHolders(place, kEnd + kTick), 0);
-  EXPECT_EQ(NextEnd(place, kEnd + kTick), std::nullopt);
+  EXPECT_EQ(Decide(state, ReleaseRequest{kAnn}, kEnd).outcome, Outcome::kReleased);
+  EXPECT_EQ(Decide(state, ReleaseRequest{kAnn}, kEnd + kTick).outcome, Outcome::kFree);
+  EXPECT_EQ(Decide(state, TouchRequest{kAnn, kTick}, kEnd + kTick).outcome, Outcome::kFree);
+  EXPECT_EQ(CountHolders(state, kEnd), 1);
+  EXPECT_EQ(NextEnd(state, kEnd), kEnd);
+  EXPECT_EQ(CountHolders(state, kEnd + kTick), 0);
+  EXPECT_EQ(NextEnd(state, kEnd + kTick), std::nullopt);
 }
 
 // --- Several locks ----------------------------------------------------------------------------
 
-// Scenes that a request asks for together.
+// Locks requested together.
 Admission AcquireAll(const std::vector<const Scene*>& scenes, const AcquireRequest& request,
                      Instant now = kEnd, const TokenClock& clock = ClockAt(Later(kToken, 9))) {
-  std::vector<Site> sites;
-  for (const Scene* scene : scenes) sites.push_back(scene->site());
-  return Decide(sites, request, now, clock);
+  std::vector<LockView> views;
+  for (const Scene* scene : scenes) views.push_back(scene->view());
+  return Decide(views, request, now, clock);
 }
 
 Outcome OutcomeOfAll(const std::vector<const Scene*>& scenes, const AcquireRequest& request,
@@ -1125,12 +1121,12 @@ TEST(SeveralLocks, AreGrantedUnderOneToken) {
   EXPECT_EQ(admission.outcome, Outcome::kGranted);
   EXPECT_GT(admission.token, kToken);
   for (const Scene* scene : {&free, &over, &lingering}) {
-    EXPECT_EQ(HeldBy(scene->place(), Ask(kAnn), admission.token, kEnd).hold,
+    EXPECT_EQ(HoldSetBy(scene->state(), Ask(kAnn), admission.token, kEnd).hold,
               (Hold{kAnn, admission.token, kEnd, kEnd + kLease}));
   }
 }
 
-TEST(SeveralLocks, AreAllOrNothing) {
+TEST(SeveralLocks, AreGrantedAllOrNothing) {
   const Scene free;
   const Scene busy(Mode::kExclusive, {HoldOf(kBob, kToken)});
   const Scene readers(Mode::kShared, {HoldOf(kBob, kToken)});
@@ -1144,37 +1140,37 @@ TEST(SeveralLocks, AreAllOrNothing) {
   EXPECT_EQ(OutcomeOfAll({&readers, &busy}, Ask(kAnn, Mode::kShared)), Outcome::kHeldByOther);
 }
 
-TEST(SeveralLocks, KeepToEveryLine) {
+TEST(SeveralLocks, WaitBehindWaitersOfAnyLock) {
   const Scene free;
   for (const size_t crowded : {0U, 1U, 2U}) {
-    std::vector<Site> sites(3, free.site());
-    sites.at(crowded).ahead = CrowdOf({Ask(kBob, Mode::kShared)});
-    EXPECT_EQ(Decide(sites, Ask(kAnn), kEnd, TokenClock()).outcome, Outcome::kOthersWait);
-    EXPECT_EQ(Decide(sites, Ask(kAnn, Mode::kShared), kEnd, TokenClock()).outcome,
+    std::vector<LockView> views(3, free.view());
+    views.at(crowded).ahead = CrowdOf({Ask(kBob, Mode::kShared)});
+    EXPECT_EQ(Decide(views, Ask(kAnn), kEnd, TokenClock()).outcome, Outcome::kOthersWait);
+    EXPECT_EQ(Decide(views, Ask(kAnn, Mode::kShared), kEnd, TokenClock()).outcome,
               Outcome::kGranted);
   }
 }
 
-TEST(SeveralLocks, LimitHoldsForEachOfThem) {
+TEST(SeveralLocks, LimitAppliesToEachLock) {
   const Scene one(Mode::kLimit, {HoldOf(kBob, kToken)});
   const Scene two(Mode::kLimit, {HoldOf(kBob, kToken), HoldOf(kCat, Later(kToken, 1))});
   EXPECT_EQ(OutcomeOfAll({&one, &two}, Ask(kAnn, Mode::kLimit, 2)), Outcome::kHeldByOther);
   EXPECT_EQ(OutcomeOfAll({&one, &two}, Ask(kAnn, Mode::kLimit, 3)), Outcome::kGranted);
 }
 
-TEST(SeveralLocks, CanBeAskedForAgain) {
+TEST(SeveralLocks, CanBeReacquired) {
   const Scene first(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, kLinger, 2)});
   const Scene second(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd + kTick, Millis{0}, 5)});
-  std::vector<Site> sites = {first.site(CrowdOf({Ask(kBob)})), second.site()};
-  const Admission admission = Decide(sites, Ask(kAnn), kEnd, ClockAt(kMaxToken));
+  std::vector<LockView> views = {first.view(CrowdOf({Ask(kBob)})), second.view()};
+  const Admission admission = Decide(views, Ask(kAnn), kEnd, ClockAt(kMaxToken));
   EXPECT_EQ(admission.outcome, Outcome::kHeldAlready);
   EXPECT_EQ(admission.token, kToken);
-  // Each keeps what is its own.
-  EXPECT_EQ(HeldBy(first.place(), Reentrant(Ask(kAnn)), kToken, kEnd).hold.count, 3);
-  EXPECT_EQ(HeldBy(second.place(), Reentrant(Ask(kAnn)), kToken, kEnd).hold.count, 6);
+  // Each lock keeps its own start and count.
+  EXPECT_EQ(HoldSetBy(first.state(), Reentrant(Ask(kAnn)), kToken, kEnd).hold.count, 3);
+  EXPECT_EQ(HoldSetBy(second.state(), Reentrant(Ask(kAnn)), kToken, kEnd).hold.count, 6);
 }
 
-TEST(SeveralLocks, HeldInPartAreAnError) {
+TEST(SeveralLocks, PartlyHeldAreRefused) {
   const Scene own(Mode::kExclusive, {kAnnsHold});
   const Scene free;
   const Scene busy(Mode::kExclusive, {HoldOf(kBob, Later(kToken, 1))});
@@ -1190,7 +1186,7 @@ TEST(SeveralLocks, HeldInPartAreAnError) {
   EXPECT_FALSE(AcquireAll({&own, &busy}, Ask(kAnn)).busy());
 }
 
-TEST(SeveralLocks, HeldUnderDifferentTokensAreAnError) {
+TEST(SeveralLocks, HeldUnderDifferentTokensAreRefused) {
   const Scene first(Mode::kExclusive, {kAnnsHold});
   const Scene second(Mode::kExclusive, {HoldOf(kAnn, Later(kToken, 1))});
   const Scene plain(kAnn.bytes);
@@ -1198,19 +1194,19 @@ TEST(SeveralLocks, HeldUnderDifferentTokensAreAnError) {
   EXPECT_EQ(OutcomeOfAll({&first, &first, &second}, Ask(kAnn)), Outcome::kHoldsApart);
   EXPECT_EQ(OutcomeOfAll({&first, &second, &first}, Ask(kAnn)), Outcome::kHoldsApart);
   EXPECT_EQ(OutcomeOfAll({&first, &first}, Ask(kAnn)), Outcome::kHeldAlready);
-  // A string is held under no token.
+  // A string has no token.
   EXPECT_EQ(OutcomeOfAll({&first, &plain}, Ask(kAnn)), Outcome::kHoldsApart);
   EXPECT_EQ(OutcomeOfAll({&plain, &first}, Ask(kAnn)), Outcome::kHoldsApart);
 }
 
-TEST(SeveralLocks, AllOfThemPlainAreTakenOverTogether) {
+TEST(SeveralLocks, OwnPlainLocksAreConvertedTogether) {
   const Scene plain(kAnn.bytes);
   const Admission admission = AcquireAll({&plain, &plain}, Ask(kAnn));
   EXPECT_EQ(admission.outcome, Outcome::kGranted);
   EXPECT_GT(admission.token, kToken);
 }
 
-TEST(SeveralLocks, AreNotUpgradedTogether) {
+TEST(SeveralLocks, UpgradeIsRefused) {
   const Scene shared(Mode::kShared, {kAnnsHold});
   const Scene crowded(Mode::kShared, {kAnnsHold, HoldOf(kBob, Later(kToken, 1))});
   const Scene exclusive(Mode::kExclusive, {kAnnsHold});
@@ -1219,7 +1215,7 @@ TEST(SeveralLocks, AreNotUpgradedTogether) {
   EXPECT_EQ(OutcomeOfAll({&exclusive, &shared}, Ask(kAnn)), Outcome::kUpgradesSeveral);
   EXPECT_EQ(OutcomeOfAll({&shared, &exclusive}, Ask(kAnn)), Outcome::kUpgradesSeveral);
   EXPECT_FALSE(AcquireAll({&crowded, &shared}, Ask(kAnn)).busy());
-  // One lock is.
+  // A single lock can be upgraded.
   EXPECT_EQ(OutcomeOfAll({&shared}, Ask(kAnn)), Outcome::kUpgraded);
 }
 
@@ -1235,14 +1231,14 @@ TEST(SeveralLocks, AreDowngradedTogether) {
   EXPECT_EQ(OutcomeOfAll({&exclusive, &exclusive}, Ask(kAnn, Mode::kShared)), Outcome::kDowngraded);
 }
 
-TEST(SeveralLocks, OneInAnotherModeIsAnError) {
+TEST(SeveralLocks, OneInOtherModeIsRefused) {
   const Scene limit(Mode::kLimit, {kAnnsHold});
   const Scene exclusive(Mode::kExclusive, {kAnnsHold});
   EXPECT_EQ(OutcomeOfAll({&limit, &exclusive}, Ask(kAnn)), Outcome::kOtherMode);
   EXPECT_EQ(OutcomeOfAll({&exclusive, &limit}, Ask(kAnn)), Outcome::kOtherMode);
 }
 
-TEST(SeveralLocks, OneCountedOutIsAnError) {
+TEST(SeveralLocks, OneAtMaximumCountIsRefused) {
   const Scene full(Mode::kExclusive, {HoldOf(kAnn, kToken, kEnd, Millis{0}, kMaxCount)});
   const Scene own(Mode::kExclusive, {kAnnsHold});
   EXPECT_EQ(OutcomeOfAll({&own, &full}, Reentrant(Ask(kAnn))), Outcome::kCountedOut);
@@ -1250,7 +1246,7 @@ TEST(SeveralLocks, OneCountedOutIsAnError) {
   EXPECT_EQ(OutcomeOfAll({&own, &full}, Ask(kAnn)), Outcome::kHeldAlready);
 }
 
-TEST(SeveralLocks, NeedOneTokenForAll) {
+TEST(SeveralLocks, NeedOneNewToken) {
   const Scene free;
   EXPECT_EQ(AcquireAll({&free, &free}, Ask(kAnn), kEnd, ClockAt(kMaxToken)).outcome,
             Outcome::kTokensUsedUp);
@@ -1258,8 +1254,8 @@ TEST(SeveralLocks, NeedOneTokenForAll) {
   EXPECT_EQ(AcquireAll({&free, &free}, Ask(kAnn), kEnd, ClockAt(last)).token, kMaxToken);
 }
 
-// Any two locks together, against what each of them says alone.
-TEST(SeveralLocks, AgreeWithWhatEachSaysAlone) {
+// Any two locks together, compared with the decisions for each alone.
+TEST(SeveralLocks, PairsAgreeWithSingleDecisions) {
   const Token other = Later(kToken, 1);
   std::vector<Scene> scenes;
   scenes.emplace_back();
@@ -1280,21 +1276,21 @@ TEST(SeveralLocks, AgreeWithWhatEachSaysAlone) {
   };
   const auto holds = [&](const Scene& scene) {
     return token_of(scene).has_value() ||
-           (scene.place().plain.has_value() && scene.place().plain->value == kAnn.bytes);
+           (scene.state().plain.has_value() && scene.state().plain->value == kAnn.bytes);
   };
   for (const AcquireRequest& request : {Ask(kAnn), Ask(kAnn, Mode::kShared),
                                         Ask(kAnn, Mode::kLimit, 1), Ask(kAnn, Mode::kLimit, 2)}) {
     for (const Scene& a : scenes) {
       for (const Scene& b : scenes) {
         const Admission both = AcquireAll({&a, &b}, request);
-        const Admission first = Acquire(a.place(), request, kEnd);
-        const Admission second = Acquire(b.place(), request, kEnd);
+        const Admission first = Acquire(a.state(), request, kEnd);
+        const Admission second = Acquire(b.state(), request, kEnd);
         if (holds(a) != holds(b)) {
           EXPECT_EQ(both.outcome, Outcome::kHoldsSome);
         } else if (token_of(a) != token_of(b)) {
           EXPECT_EQ(both.outcome, Outcome::kHoldsApart);
         } else if (holds(a) &&
-                   (IsUpgrade(a.place(), request, kEnd) || IsUpgrade(b.place(), request, kEnd))) {
+                   (IsUpgrade(a.state(), request, kEnd) || IsUpgrade(b.state(), request, kEnd))) {
           EXPECT_FALSE(both.granted() || both.busy());
         } else if (!first.granted() || !second.granted()) {
           EXPECT_EQ(both.outcome, first.granted() ? second.outcome : first.outcome);
@@ -1307,7 +1303,7 @@ TEST(SeveralLocks, AgreeWithWhatEachSaysAlone) {
   }
 }
 
-TEST(SeveralLocks, AreUpTo65) {
+TEST(SeveralLocks, AllowsUpTo65) {
   const Scene free;
   const Scene busy(Mode::kExclusive, {HoldOf(kBob, kToken)});
   std::vector<const Scene*> scenes(1 + kMaxAlso, &free);
@@ -1318,136 +1314,137 @@ TEST(SeveralLocks, AreUpTo65) {
 
 // --- Tokens -----------------------------------------------------------------------------------
 
-TEST(NewHold, TakesTheHigherOfClockAndWallClock) {
+TEST(NewHold, TokenIsHigherOfTokenClockAndWallClock) {
   const TokenClock ahead = ClockAt(Later(kToken, 1'000'000'000));
   for (const Mode mode : kModes) {
-    EXPECT_EQ(Acquire(Scene().place(), Ask(kAnn, mode), kSince, {}, ahead).token,
+    EXPECT_EQ(Acquire(Scene().state(), Ask(kAnn, mode), kSince, {}, ahead).token,
               Later(kToken, 1'000'000'001));
-    EXPECT_EQ(Acquire(Scene().place(), Ask(kAnn, mode), kSince, {}, TokenClock()).token,
+    EXPECT_EQ(Acquire(Scene().state(), Ask(kAnn, mode), kSince, {}, TokenClock()).token,
               Token{1'700'000'000'000'000});
   }
 }
 
-TEST(CurrentToken, IsTheHighestOfALiveHold) {
-  // The highest token has ended, the next one lingers.
+TEST(CurrentToken, IsHighestTokenOfLiveHolds) {
+  // The hold with the highest token has ended, the next one lingers.
   const Scene scene(Mode::kShared, {HoldOf(kAnn, Token{40}, kEnd), HoldOf(kBob, Token{30}, kEnd),
                                     HoldOf(kCat, Token{50}, kSince, kEnd - kSince + kLease),
                                     HoldOf(kDan, Token{60}, kSince)});
-  const Place place = scene.place();
-  EXPECT_EQ(CurrentToken(place, kSince), Token{60});
-  EXPECT_EQ(CurrentToken(place, kSince + kTick), Token{40});
-  EXPECT_EQ(CurrentToken(place, kEnd), Token{40});
-  EXPECT_EQ(CurrentToken(place, kEnd + kTick), std::nullopt);
-  for (const uint64_t token : {30U, 40U}) EXPECT_TRUE(IsCurrent(place, Token{token}, kEnd));
+  const KeyState state = scene.state();
+  EXPECT_EQ(CurrentToken(state, kSince), Token{60});
+  EXPECT_EQ(CurrentToken(state, kSince + kTick), Token{40});
+  EXPECT_EQ(CurrentToken(state, kEnd), Token{40});
+  EXPECT_EQ(CurrentToken(state, kEnd + kTick), std::nullopt);
+  for (const uint64_t token : {30U, 40U}) EXPECT_TRUE(IsCurrent(state, Token{token}, kEnd));
   for (const uint64_t token : {29U, 35U, 50U, 60U}) {
-    EXPECT_FALSE(IsCurrent(place, Token{token}, kEnd));
+    EXPECT_FALSE(IsCurrent(state, Token{token}, kEnd));
   }
 }
 
-TEST(CurrentToken, IsNoneOfAPlainLockOrOfNothing) {
+TEST(CurrentToken, IsNoneForPlainLockAndFreeKey) {
   for (const std::string_view value : {"ann"sv, "1700000000000042"sv}) {
-    EXPECT_EQ(CurrentToken(Scene(value).place(), kSince), std::nullopt);
-    EXPECT_FALSE(IsCurrent(Scene(value).place(), kToken, kSince));
+    EXPECT_EQ(CurrentToken(Scene(value).state(), kSince), std::nullopt);
+    EXPECT_FALSE(IsCurrent(Scene(value).state(), kToken, kSince));
   }
-  EXPECT_EQ(CurrentToken(Scene().place(), kSince), std::nullopt);
-  EXPECT_FALSE(IsCurrent(Scene().place(), kToken, kSince));
+  EXPECT_EQ(CurrentToken(Scene().state(), kSince), std::nullopt);
+  EXPECT_FALSE(IsCurrent(Scene().state(), kToken, kSince));
 }
 
-// --- Who keeps out ----------------------------------------------------------------------------
+// --- Blocking holders -------------------------------------------------------------------------
 
-TEST(Holders, KeepOutUntilTheirLingerIsOver) {
+TEST(Holders, CountUntilTheirLingerEnds) {
   const Scene scene(Mode::kLimit, {HoldOf(kAnn, Token{40}, kEnd), HoldOf(kBob, Token{30}, kEnd),
                                    HoldOf(kCat, Token{35}, kSince, kEnd - kSince + kLease),
                                    HoldOf(kDan, Token{60}, kSince)});
-  EXPECT_EQ(CountHolders(scene.place(), kSince), 4);
-  EXPECT_EQ(NextEnd(scene.place(), kSince), kSince);
-  EXPECT_EQ(CountHolders(scene.place(), kEnd), 3);
-  EXPECT_EQ(NextEnd(scene.place(), kEnd), kEnd);
-  EXPECT_EQ(CountHolders(scene.place(), kEnd + kTick), 1);
-  EXPECT_EQ(NextEnd(scene.place(), kEnd + kTick), kEnd + kLease);
-  EXPECT_EQ(CountHolders(Scene().place(), kEnd), 0);
-  EXPECT_EQ(NextEnd(Scene().place(), kEnd), std::nullopt);
+  EXPECT_EQ(CountHolders(scene.state(), kSince), 4);
+  EXPECT_EQ(NextEnd(scene.state(), kSince), kSince);
+  EXPECT_EQ(CountHolders(scene.state(), kEnd), 3);
+  EXPECT_EQ(NextEnd(scene.state(), kEnd), kEnd);
+  EXPECT_EQ(CountHolders(scene.state(), kEnd + kTick), 1);
+  EXPECT_EQ(NextEnd(scene.state(), kEnd + kTick), kEnd + kLease);
+  EXPECT_EQ(CountHolders(Scene().state(), kEnd), 0);
+  EXPECT_EQ(NextEnd(Scene().state(), kEnd), std::nullopt);
 }
 
-TEST(ModeOf, IsTheModeOfTheHolds) {
-  EXPECT_EQ(ModeOf(Scene().place()), Mode::kExclusive);
-  for (const Mode mode : kModes) EXPECT_EQ(ModeOf(Scene(mode, {kAnnsHold}).place()), mode);
+TEST(ModeOf, IsModeOfHolds) {
+  EXPECT_EQ(ModeOf(Scene().state()), Mode::kExclusive);
+  for (const Mode mode : kModes) EXPECT_EQ(ModeOf(Scene(mode, {kAnnsHold}).state()), mode);
 }
 
-// --- Holds that are over ----------------------------------------------------------------------
+// --- Overdue holds ----------------------------------------------------------------------------
 
 class OverdueTest : public testing::Test {
  protected:
-  // Ann and Dan are over, Dan first; Bob lives; Cat lingers.
+  // The holds of Ann and Dan are overdue, Dan's first; Bob's is live; Cat's lingers.
   OverdueTest()
       : scene_(Mode::kShared,
                {HoldOf(kAnn, Token{1}, kSince + kTick), HoldOf(kBob, Token{2}, kEnd),
                 HoldOf(kCat, Token{3}, kSince, kEnd - kSince), HoldOf(kDan, Token{4}, kSince)}) {}
 
   Owners Before(const Change& next) const {
-    return RemovedBy(OverdueBefore(scene_.place(), next, kEnd), scene_);
+    return RemovedBy(OverdueBefore(scene_.state().lock, next, kEnd), scene_);
   }
 
   Scene scene_;
 };
 
-TEST_F(OverdueTest, AreThoseThatKeepNobodyOut) {
-  const auto at = [&](Instant now) { return RemovedBy(Overdue(scene_.place(), now), scene_); };
+TEST_F(OverdueTest, HoldsThatBlockNobodyAreOverdue) {
+  const auto at = [&](Instant now) { return RemovedBy(Overdue(scene_.state().lock, now), scene_); };
   EXPECT_EQ(at(kSince), Owners{});
   EXPECT_EQ(at(kSince + kTick), Owners{kDan});
   EXPECT_EQ(at(kEnd), (Owners{kDan, kAnn}));
   EXPECT_EQ(at(kEnd + kTick), (Owners{kDan, kAnn, kBob, kCat}));
-  EXPECT_FALSE(Overdue(Scene().place(), kEnd).has_value());
-  EXPECT_FALSE(Overdue(Scene(kAnn.bytes, kSince).place(), kEnd).has_value());
+  EXPECT_FALSE(Overdue(Scene().state().lock, kEnd).has_value());
+  EXPECT_FALSE(Overdue(Scene(kAnn.bytes, kSince).state().lock, kEnd).has_value());
 }
 
-TEST_F(OverdueTest, AreRemovedBeforeAChangeThatWouldLeaveThem) {
+TEST_F(OverdueTest, AreRemovedBeforeChangeThatKeepsThem) {
   for (const Owner owner : {kBob, kCat, kZoe}) {
-    EXPECT_EQ(Before(Held{Mode::kShared, HoldOf(owner, kToken)}), (Owners{kDan, kAnn}));
-    EXPECT_EQ(Before(Released{owner}), (Owners{kDan, kAnn}));
-    EXPECT_EQ(Before(Ended{owner}), (Owners{kDan, kAnn}));
+    EXPECT_EQ(Before(HoldSet{Mode::kShared, HoldOf(owner, kToken)}), (Owners{kDan, kAnn}));
+    EXPECT_EQ(Before(HoldReleased{owner}), (Owners{kDan, kAnn}));
+    EXPECT_EQ(Before(HoldEnded{owner}), (Owners{kDan, kAnn}));
     EXPECT_EQ(Before(SessionsEnded{kEnd, std::span(&owner, 1)}), (Owners{kDan, kAnn}));
   }
 }
 
-// The owner's own hold that has ended goes with those of others, and needs no fact if it is alone.
-TEST_F(OverdueTest, OwnHoldIsSimplyReplacedIfNoOtherIsOver) {
-  EXPECT_EQ(Before(Held{Mode::kShared, HoldOf(kAnn, kToken)}), (Owners{kDan, kAnn}));
-  scene_.Hear(Ended{kDan});
-  EXPECT_EQ(Before(Held{Mode::kShared, HoldOf(kAnn, kToken)}), Owners{});
-  EXPECT_EQ(Before(Held{Mode::kShared, HoldOf(kBob, kToken)}), Owners{kAnn});
+// The owner's own ended hold is removed with those of others. If it is the only one, no fact is
+// needed.
+TEST_F(OverdueTest, OwnOverdueHoldIsReplacedWithoutFact) {
+  EXPECT_EQ(Before(HoldSet{Mode::kShared, HoldOf(kAnn, kToken)}), (Owners{kDan, kAnn}));
+  scene_.ApplyFact(HoldEnded{kDan});
+  EXPECT_EQ(Before(HoldSet{Mode::kShared, HoldOf(kAnn, kToken)}), Owners{});
+  EXPECT_EQ(Before(HoldSet{Mode::kShared, HoldOf(kBob, kToken)}), Owners{kAnn});
 }
 
-// As when the TTL of a key is set back: the fact speaks with the lock's own bytes.
-TEST_F(OverdueTest, AreLeftByAFactThatSaysWhatIsThere) {
-  const Held last{Mode::kShared, scene_.lock()->last(Lock::Order::kByClosing)};
-  EXPECT_FALSE(OverdueBefore(scene_.place(), last, kEnd + kLease).has_value());
+// As when the TTL of a key is reverted: the fact refers to the lock's own bytes.
+TEST_F(OverdueTest, AreKeptByFactThatChangesNothing) {
+  const HoldSet last{Mode::kShared, scene_.lock()->last(Lock::Order::kByBlocksUntil)};
+  EXPECT_FALSE(OverdueBefore(scene_.state().lock, last, kEnd + kLease).has_value());
 }
 
-TEST_F(OverdueTest, AreLeftToAChangeThatTakesThePlaceOfAll) {
-  EXPECT_EQ(Before(Held{Mode::kExclusive, HoldOf(kBob, kToken)}), Owners{});
-  EXPECT_EQ(Before(Held{Mode::kLimit, HoldOf(kZoe, kToken)}), Owners{});
-  EXPECT_EQ(Before(Expired{kEnd}), Owners{});
+TEST_F(OverdueTest, NeedNoRemovalBeforeChangeThatReplacesAll) {
+  EXPECT_EQ(Before(HoldSet{Mode::kExclusive, HoldOf(kBob, kToken)}), Owners{});
+  EXPECT_EQ(Before(HoldSet{Mode::kLimit, HoldOf(kZoe, kToken)}), Owners{});
+  EXPECT_EQ(Before(HoldsExpired{kEnd}), Owners{});
   const auto none_before = [](const Scene& scene, const Change& next) {
-    return !OverdueBefore(scene.place(), next, kEnd).has_value();
+    return !OverdueBefore(scene.state().lock, next, kEnd).has_value();
   };
   const Scene over(Mode::kExclusive, {HoldOf(kAnn, kToken, kSince)});
-  EXPECT_TRUE(none_before(over, Held{Mode::kExclusive, HoldOf(kBob, kToken)}));
+  EXPECT_TRUE(none_before(over, HoldSet{Mode::kExclusive, HoldOf(kBob, kToken)}));
   const Scene plain(kAnn.bytes);
   EXPECT_TRUE(none_before(plain, PlainFreed{}));
   EXPECT_TRUE(none_before(plain, PlainExtended{kEnd}));
-  EXPECT_TRUE(none_before(Scene(), Held{Mode::kShared, kAnnsHold}));
+  EXPECT_TRUE(none_before(Scene(), HoldSet{Mode::kShared, kAnnsHold}));
 }
 
-// As the server does it: after the overdue and the change, nothing overdue is left, and whoever
-// kept others out and was not meant is still there.
-TEST(OverdueBefore, LeavesNothingOverdueInAnyLock) {
+// As the server does it: after the overdue holds are removed and the change is applied, nothing
+// overdue is left, and every other blocking holder is still there.
+TEST(OverdueBefore, LeavesNothingOverdue) {
   constexpr uint64_t kSeed = 4711;
   constexpr int kRounds = 20'000;
   const std::vector<std::string> names = {"a", "b", "c", "d", "e", "f"};
   std::mt19937_64 random(kSeed);
   const auto below = [&](uint64_t bound) { return random() % bound; };
-  int told = 0;
+  int removals = 0;
   for (int round = 0; round < kRounds; ++round) {
     SCOPED_TRACE(testing::Message() << "seed " << kSeed << ", round " << round);
     const Mode mode = kModes[below(3)];
@@ -1459,9 +1456,9 @@ TEST(OverdueBefore, LeavesNothingOverdueInAnyLock) {
     for (uint64_t i = 0, size = 1 + below(6); i < size; ++i) holds.push_back(any_hold());
     Scene scene(mode, holds);
     const Instant now = kSince + Millis{below(14)};
-    std::vector<std::string> holders_before;  // copies: the lock may go
+    std::vector<std::string> holders_before;  // copies, because the lock may be freed
     for (const Hold& hold : scene.lock()->holds(Lock::Order::kByToken)) {
-      if (hold.KeepsOutAt(now)) holders_before.emplace_back(hold.owner.bytes);
+      if (hold.BlocksAt(now)) holders_before.emplace_back(hold.owner.bytes);
     }
 
     const AcquireRequest request{.owner = Owner{names.at(below(names.size()))},
@@ -1470,63 +1467,63 @@ TEST(OverdueBefore, LeavesNothingOverdueInAnyLock) {
                                  .limit = static_cast<uint32_t>(1 + below(6))};
     std::optional<Change> next;
     if (below(2) == 0) {
-      next = Decide(scene.place(), ReleaseRequest{request.owner}, now).change;
-    } else if (const Admission a = Acquire(scene.place(), request, now); a.granted()) {
-      next = HeldBy(scene.place(), request, a.token, now);
+      next = Decide(scene.state(), ReleaseRequest{request.owner}, now).change;
+    } else if (const Admission a = Acquire(scene.state(), request, now); a.granted()) {
+      next = HoldSetBy(scene.state(), request, a.token, now);
     }
     if (!next.has_value()) continue;
-    if (const auto overdue = OverdueBefore(scene.place(), *next, now); overdue.has_value()) {
-      scene.Hear(*overdue);
-      // A new hold needs none of the others; every other change finds its own hold.
-      ASSERT_TRUE(scene.lock() != nullptr || std::holds_alternative<Held>(*next));
-      ++told;
+    if (const auto overdue = OverdueBefore(scene.state().lock, *next, now); overdue.has_value()) {
+      scene.ApplyFact(*overdue);
+      // A new hold does not need the others; every other change finds its own hold.
+      ASSERT_TRUE(scene.lock() != nullptr || std::holds_alternative<HoldSet>(*next));
+      ++removals;
     }
     std::visit(
         [&](const auto& change) {
           using Fact = std::decay_t<decltype(change)>;
-          if constexpr (std::is_same_v<Fact, Held> || std::is_same_v<Fact, Released> ||
-                        std::is_same_v<Fact, Ended>) {
-            scene.Hear(change);
+          if constexpr (std::is_same_v<Fact, HoldSet> || std::is_same_v<Fact, HoldReleased> ||
+                        std::is_same_v<Fact, HoldEnded>) {
+            scene.ApplyFact(change);
           }
         },
         *next);
-    ASSERT_FALSE(Overdue(scene.place(), now).has_value());
+    ASSERT_FALSE(Overdue(scene.state().lock, now).has_value());
     for (const std::string& owner : holders_before) {
       if (owner == request.owner.bytes) continue;
       ASSERT_TRUE(scene.lock() != nullptr && scene.lock()->Find(Owner{owner}).has_value());
     }
   }
-  EXPECT_GT(told, 1'000);
+  EXPECT_GT(removals, 1'000);
 }
 
 // --- Owners -----------------------------------------------------------------------------------
 
-// Owners that a careless comparison would take for one.
-TEST(Owner, IsComparedByteForByte) {
+// Owners that a careless comparison would consider equal.
+TEST(Owner, IsComparedByteByByte) {
   const std::vector<std::string_view> owners = {"a"sv,    "A"sv,  "aa"sv,  "a\0"sv, "\0a"sv, "\0"sv,
                                                 "\0\0"sv, "a "sv, "a\n"sv, "b"sv,   "\xe1"sv};
   for (const std::string_view holder : owners) {
     const Scene held(Mode::kExclusive, {HoldOf(Owner{holder}, kToken)});
     const Scene plain(holder);
-    for (const std::string_view asker : owners) {
-      const ReleaseRequest request{Owner{asker}};
-      const Outcome expected = asker == holder ? Outcome::kReleased : Outcome::kHeldByOther;
-      EXPECT_EQ(Decide(held.place(), request, kSince).outcome, expected);
-      EXPECT_EQ(Decide(plain.place(), request, kSince).outcome, expected);
+    for (const std::string_view requester : owners) {
+      const ReleaseRequest request{Owner{requester}};
+      const Outcome expected = requester == holder ? Outcome::kReleased : Outcome::kHeldByOther;
+      EXPECT_EQ(Decide(held.state(), request, kSince).outcome, expected);
+      EXPECT_EQ(Decide(plain.state(), request, kSince).outcome, expected);
     }
   }
 }
 
-// --- Stories ----------------------------------------------------------------------------------
+// --- Scenarios --------------------------------------------------------------------------------
 
-// A key and its clock, led as a server leads them.
-class Story : public testing::Test {
+// A key and its token clock, driven as a server drives them.
+class LockScenario : public testing::Test {
  protected:
-  Outcome AcquireAt(int64_t millis, const AcquireRequest& request, const Crowd& ahead = {}) {
+  Outcome AcquireAt(int64_t millis, const AcquireRequest& request, const WaitersAhead& ahead = {}) {
     const Instant now = kSince + Millis{millis};
-    const Admission admission = Acquire(scene_.place(), request, now, ahead, clock_);
+    const Admission admission = Acquire(scene_.state(), request, now, ahead, clock_);
     if (admission.granted()) {
-      Tell(HeldBy(scene_.place(), request, admission.token, now), now);
+      Execute(HoldSetBy(scene_.state(), request, admission.token, now), now);
       clock_.Observe(admission.token);
     }
     return admission.outcome;
@@ -1534,17 +1531,17 @@ class Story : public testing::Test {
 
   Outcome ReleaseAt(int64_t millis, Owner owner) {
     const Instant now = kSince + Millis{millis};
-    const Decision decision = Decide(scene_.place(), ReleaseRequest{owner}, now);
-    if (const auto released = ChangeOf<Released>(decision)) Tell(*released, now);
-    if (const auto ended = ChangeOf<Ended>(decision)) Tell(*ended, now);
+    const Decision decision = Decide(scene_.state(), ReleaseRequest{owner}, now);
+    if (const auto released = ChangeOf<HoldReleased>(decision)) Execute(*released, now);
+    if (const auto ended = ChangeOf<HoldEnded>(decision)) Execute(*ended, now);
     return decision.outcome;
   }
 
   template <typename Fact>
-  void Tell(const Fact& fact, Instant now) {
-    const auto overdue = OverdueBefore(scene_.place(), fact, now);
-    if (overdue.has_value()) scene_.Hear(*overdue);
-    scene_.Hear(fact);
+  void Execute(const Fact& fact, Instant now) {
+    const auto overdue = OverdueBefore(scene_.state().lock, fact, now);
+    if (overdue.has_value()) scene_.ApplyFact(*overdue);
+    scene_.ApplyFact(fact);
   }
 
   Token token_of(Owner owner) const { return scene_.lock()->Find(owner).value().token; }
@@ -1553,7 +1550,7 @@ class Story : public testing::Test {
   TokenClock clock_;
 };
 
-TEST_F(Story, OfAStolenLock) {
+TEST_F(LockScenario, ExpiredLockIsTakenByAnotherOwner) {
   AcquireRequest anns = Ask(kAnn);
   AcquireRequest bobs = Ask(kBob);
   anns.lease = bobs.lease = Millis{100};
@@ -1567,16 +1564,16 @@ TEST_F(Story, OfAStolenLock) {
   EXPECT_GT(second, first);
   EXPECT_EQ(ReleaseAt(160, kAnn), Outcome::kHeldByOther);
   const Instant later = kSince + Millis{160};
-  EXPECT_EQ(Decide(scene_.place(), TouchRequest{kAnn, kTick}, later).outcome,
+  EXPECT_EQ(Decide(scene_.state(), TouchRequest{kAnn, kTick}, later).outcome,
             Outcome::kHeldByOther);
-  EXPECT_FALSE(IsCurrent(scene_.place(), first, later));
-  EXPECT_TRUE(IsCurrent(scene_.place(), second, later));
+  EXPECT_FALSE(IsCurrent(scene_.state(), first, later));
+  EXPECT_TRUE(IsCurrent(scene_.state(), second, later));
   EXPECT_EQ(ReleaseAt(160, kBob), Outcome::kReleased);
   EXPECT_EQ(ReleaseAt(160, kBob), Outcome::kFree);
   EXPECT_EQ(scene_.lock(), nullptr);
 }
 
-TEST_F(Story, OfReadersAndAWriter) {
+TEST_F(LockScenario, ReadersUpgradeAndDowngrade) {
   EXPECT_EQ(AcquireAt(0, Ask(kAnn, Mode::kShared)), Outcome::kGranted);
   EXPECT_EQ(AcquireAt(1, Ask(kBob, Mode::kShared)), Outcome::kGranted);
   EXPECT_NE(token_of(kAnn), token_of(kBob));
@@ -1585,7 +1582,7 @@ TEST_F(Story, OfReadersAndAWriter) {
   const Token shared = token_of(kAnn);
   EXPECT_EQ(AcquireAt(4, Ask(kAnn)), Outcome::kUpgraded);
   EXPECT_GT(token_of(kAnn), shared);
-  EXPECT_FALSE(IsCurrent(scene_.place(), shared, kSince + Millis{4}));
+  EXPECT_FALSE(IsCurrent(scene_.state(), shared, kSince + Millis{4}));
   EXPECT_EQ(AcquireAt(5, Ask(kBob, Mode::kShared)), Outcome::kHeldByOther);
   const Token exclusive = token_of(kAnn);
   EXPECT_EQ(AcquireAt(6, Ask(kAnn, Mode::kShared)), Outcome::kDowngraded);
@@ -1594,13 +1591,13 @@ TEST_F(Story, OfReadersAndAWriter) {
   EXPECT_EQ(scene_.lock()->size(), 2);
 }
 
-TEST_F(Story, OfASemaphore) {
+TEST_F(LockScenario, ExpiredPermitIsReused) {
   AcquireRequest brief = Ask(kAnn, Mode::kLimit, 2);
   brief.lease = Millis{10};
   EXPECT_EQ(AcquireAt(0, brief), Outcome::kGranted);
   EXPECT_EQ(AcquireAt(0, Ask(kBob, Mode::kLimit, 2)), Outcome::kGranted);
   EXPECT_EQ(AcquireAt(10, Ask(kCat, Mode::kLimit, 2)), Outcome::kHeldByOther);
-  // Ann's permit ran out: Cat takes it, and Ann's hold is told as ended.
+  // Ann's permit expired: Cat takes it, and Ann's hold is removed by a fact.
   EXPECT_EQ(AcquireAt(11, Ask(kCat, Mode::kLimit, 2)), Outcome::kGranted);
   EXPECT_EQ(scene_.lock()->size(), 2);
   EXPECT_EQ(scene_.lock()->Find(kAnn), std::nullopt);
@@ -1610,7 +1607,7 @@ TEST_F(Story, OfASemaphore) {
   EXPECT_EQ(AcquireAt(13, brief), Outcome::kGranted);
 }
 
-TEST_F(Story, OfALingeringCrash) {
+TEST_F(LockScenario, OwnerReturnsDuringItsLinger) {
   AcquireRequest anns = Reentrant(Ask(kAnn));
   anns.lease = Millis{10};
   anns.linger = Millis{5};
@@ -1618,7 +1615,7 @@ TEST_F(Story, OfALingeringCrash) {
   EXPECT_EQ(AcquireAt(0, anns), Outcome::kHeldAlready);
   const Token first = token_of(kAnn);
   EXPECT_EQ(AcquireAt(15, Ask(kBob)), Outcome::kHeldByOther);
-  // Back from its crash, Ann does not wait for itself; the count begins anew.
+  // After its crash Ann does not wait for its own linger; the count starts again at 1.
   EXPECT_EQ(AcquireAt(15, anns), Outcome::kGranted);
   EXPECT_GT(token_of(kAnn), first);
   EXPECT_EQ(ReleaseAt(16, kAnn), Outcome::kReleased);
@@ -1631,13 +1628,13 @@ TEST_F(Story, OfALingeringCrash) {
 Admission AskWithFloor(const Scene& scene, AcquireRequest request, Token floor, FineInstant now,
                        const TokenClock& clock) {
   request.floor = floor;
-  const Site site = scene.site({});
-  return Decide(std::span(&site, 1), request, now, clock);
+  const LockView view = scene.view({});
+  return Decide(std::span(&view, 1), request, now, clock);
 }
 
 constexpr FineInstant kFloorNow{Micros{kToken.value}};
 
-TEST(Floor, ANewTokenIsAtLeastTheFloor) {
+TEST(Floor, NewTokenIsAtLeastFloor) {
   const Scene free;
   TokenClock clock;
   clock.SetMargin(Millis{2});
@@ -1649,7 +1646,7 @@ TEST(Floor, ANewTokenIsAtLeastTheFloor) {
   EXPECT_EQ(AskWithFloor(free, Ask(kAnn), Token{1}, kFloorNow, clock).token, own);
 }
 
-TEST(Floor, AHolderIsRaisedToItAndKeepsItsHold) {
+TEST(Floor, HoldersTokenIsRaisedToFloor) {
   const Instant now = ToInstant(kFloorNow);
   for (const Mode mode : kModes) {
     const Scene scene(mode, {HoldOf(kAnn, kToken, now)});
@@ -1664,19 +1661,19 @@ TEST(Floor, AHolderIsRaisedToItAndKeepsItsHold) {
     const Admission raised = ask(above);
     EXPECT_EQ(raised.outcome, Outcome::kHeldAlready);
     EXPECT_EQ(raised.token, above);
-    const Held held = HeldBy(scene.place(), Ask(kAnn, mode), raised.token, now);
+    const HoldSet held = HoldSetBy(scene.state(), Ask(kAnn, mode), raised.token, now);
     EXPECT_EQ(held.hold.token, above);
     EXPECT_EQ(held.hold.since, HoldOf(kAnn, kToken, now).since) << "it is the same hold";
   }
 }
 
-TEST(Floor, NothingIsRaisedForOthers) {
+TEST(Floor, OtherOwnersTokensAreNotRaised) {
   const Scene scene(Mode::kExclusive, {HoldOf(kBob, kToken, ToInstant(kFloorNow))});
   EXPECT_EQ(AskWithFloor(scene, Ask(kAnn), Token{5}, kFloorNow, ClockAt(kToken)).outcome,
             Outcome::kHeldByOther);
 }
 
-TEST(Floor, AboveWhatTheClockAllowsIsRefused) {
+TEST(Floor, AboveClockBoundIsRefused) {
   const Scene free;
   const auto now = static_cast<uint64_t>(kFloorNow.time_since_epoch().count());
   TokenClock clock;
@@ -1688,7 +1685,7 @@ TEST(Floor, AboveWhatTheClockAllowsIsRefused) {
   EXPECT_EQ(ask(now + 1001).outcome, Outcome::kFloorTooHigh);
   EXPECT_EQ(ask(kMaxToken.value).outcome, Outcome::kFloorTooHigh);
   EXPECT_FALSE(ask(kMaxToken.value).busy()) << "waiting does not help";
-  // What the clock has noted or issued is allowed, however far ahead.
+  // Tokens that the clock has noted or issued are allowed, however far ahead.
   clock.NoteFloor(Token{now + 5000});
   EXPECT_EQ(ask(now + 5000).token, Token{now + 5001});
   EXPECT_EQ(ask(now + 5001).outcome, Outcome::kFloorTooHigh);
@@ -1702,12 +1699,12 @@ class MaxHolders : public testing::TestWithParam<Mode> {
 
   static AcquireRequest From(Owner owner) { return Ask(owner, GetParam(), /*limit=*/100); }
   static Outcome OutcomeFor(const Scene& scene, const AcquireRequest& request,
-                            const Crowd& ahead = {}) {
-    const Site site = scene.site(ahead);
+                            const WaitersAhead& ahead = {}) {
+    const LockView view = scene.view(ahead);
     const Outcome outcome =
-        Decide(std::span(&site, 1), request, FineInstant{kSince}, ClockAt(kToken), kRules).outcome;
+        Decide(std::span(&view, 1), request, FineInstant{kSince}, ClockAt(kToken), kRules).outcome;
     const bool busy = outcome == Outcome::kHeldByOther || outcome == Outcome::kOthersWait;
-    EXPECT_EQ(IsBlocked(site, request, kSince, kRules), busy);
+    EXPECT_EQ(IsBlocked(view, request, kSince, kRules), busy);
     return outcome;
   }
 
@@ -1717,7 +1714,7 @@ class MaxHolders : public testing::TestWithParam<Mode> {
 
 INSTANTIATE_TEST_SUITE_P(Modes, MaxHolders, testing::Values(Mode::kShared, Mode::kLimit));
 
-TEST_P(MaxHolders, NewcomerDoesNotJoinSoMany) {
+TEST_P(MaxHolders, NewcomerIsBlockedAtMaximum) {
   const Scene two(GetParam(), {three_[0], three_[1]});
   EXPECT_EQ(OutcomeFor(two, From(kZoe)), Outcome::kGranted);
   const Scene three(GetParam(), three_);
@@ -1726,22 +1723,22 @@ TEST_P(MaxHolders, NewcomerDoesNotJoinSoMany) {
   EXPECT_EQ(OutcomeFor(over, From(kZoe)), Outcome::kGranted) << "an ended hold does not count";
 }
 
-TEST_P(MaxHolders, WhoHoldsTheLockIsNotANewcomer) {
+TEST_P(MaxHolders, CurrentHolderIsNotBlockedAtMaximum) {
   std::vector<Hold> four = three_;
   four.push_back(HoldOf(kDan, Later(kToken, 3)));
-  const Scene full(GetParam(), four);  // as it was loaded
+  const Scene full(GetParam(), four);  // as loaded from a file
   EXPECT_EQ(OutcomeFor(full, From(kAnn)), Outcome::kHeldAlready);
-  EXPECT_TRUE(Decide(full.place(), TouchRequest{kAnn, kLease}, kSince).change.has_value());
+  EXPECT_TRUE(Decide(full.state(), TouchRequest{kAnn, kLease}, kSince).change.has_value());
   EXPECT_EQ(OutcomeFor(full, From(kCat)), Outcome::kHeldByOther) << "its hold only lingers";
   const Scene three(GetParam(), three_);
   EXPECT_EQ(OutcomeFor(three, From(kCat)), Outcome::kGranted) << "its own hold is replaced";
 }
 
-// One place is left. A permit is kept for whoever came first; readers do not mind readers ahead,
-// who wait for something else.
-TEST_P(MaxHolders, NobodyOvertakesWhoWaitsForAPermit) {
+// One more holder fits. A permit is reserved for the waiter ahead; readers pass readers ahead,
+// which wait for something else.
+TEST_P(MaxHolders, PermitIsReservedForWaiterAhead) {
   const Scene two(GetParam(), {three_[0], three_[1]});
-  Crowd ahead;
+  WaitersAhead ahead;
   ahead.Add(GetParam(), /*limit=*/100);
   EXPECT_EQ(OutcomeFor(two, From(kZoe), ahead),
             GetParam() == Mode::kLimit ? Outcome::kOthersWait : Outcome::kGranted);
@@ -1749,24 +1746,24 @@ TEST_P(MaxHolders, NobodyOvertakesWhoWaitsForAPermit) {
   EXPECT_EQ(OutcomeFor(one, From(kZoe), ahead), Outcome::kGranted);
 }
 
-TEST(MaxHoldersOfOne, AreOneOfAnyMode) {
+TEST(MaxHoldersOfOne, AllowsOneHolderInAnyMode) {
   constexpr GrantRules kOne{.max_holders = 1};
   for (const Mode mode : kModes) {
     const Scene free;
-    const Site site = free.site();
+    const LockView view = free.view();
     const Admission admission =
-        Decide(std::span(&site, 1), Ask(kAnn, mode), FineInstant{kSince}, ClockAt(kToken), kOne);
+        Decide(std::span(&view, 1), Ask(kAnn, mode), FineInstant{kSince}, ClockAt(kToken), kOne);
     EXPECT_EQ(admission.outcome, Outcome::kGranted);
   }
 }
 
-// --- The grace --------------------------------------------------------------------------------
+// --- The grace period -------------------------------------------------------------------------
 
-TEST(GracePeriod, NobodyGetsAnythingNew) {
+TEST(GracePeriod, GrantsNoNewHolds) {
   const Instant now = ToInstant(kFloorNow);
   const auto ask = [&](const Scene& scene, const AcquireRequest& request) {
-    const Site site = scene.site({});
-    return Decide(std::span(&site, 1), request, kFloorNow, ClockAt(kToken), {.grace = Grace::kOn});
+    const LockView view = scene.view({});
+    return Decide(std::span(&view, 1), request, kFloorNow, ClockAt(kToken), {.grace = Grace::kOn});
   };
   const Scene free;
   const Scene exclusive(Mode::kExclusive, {HoldOf(kAnn, kToken, now)});
@@ -1778,7 +1775,7 @@ TEST(GracePeriod, NobodyGetsAnythingNew) {
   EXPECT_EQ(ask(shared, Ask(kAnn)).outcome, Outcome::kGrace) << "no upgrade";
   EXPECT_EQ(ask(lingers, Ask(kAnn)).outcome, Outcome::kGrace);
   EXPECT_EQ(ask(exclusive, Ask(kBob)).outcome, Outcome::kHeldByOther);
-  // Those who hold keep what they have.
+  // Current holders keep their locks.
   EXPECT_EQ(ask(exclusive, Ask(kAnn)).outcome, Outcome::kHeldAlready);
   EXPECT_EQ(ask(exclusive, Ask(kAnn)).token, kToken);
   EXPECT_EQ(ask(exclusive, Ask(kAnn, Mode::kShared)).outcome, Outcome::kDowngraded);

@@ -1,4 +1,4 @@
-// A lock as bytes: what was written comes back, and nothing else is believed.
+// A lock as bytes: what was written decodes to the same lock, and anything else is refused.
 
 #include "core/encoding.h"
 
@@ -28,10 +28,10 @@ using Holds = std::vector<Hold>;
 constexpr Mode kModes[] = {Mode::kExclusive, Mode::kShared, Mode::kLimit};
 constexpr uint32_t kMaxCount = std::numeric_limits<uint32_t>::max();
 constexpr Millis kMaxLinger = kMaxInstant - kMinInstant;
-// The first hold for which a narrow record is not enough, by its lead or by its end.
+// The first hold that needs a wide record because of its lead or its end.
 constexpr int64_t kTooMuchLead = int64_t{1} << 20;
 constexpr Instant kTooLateEnd{Millis{int64_t{1} << 42}};
-// As nearly all holds are: its record is narrow.
+// A typical hold: its record is narrow.
 constexpr Hold kExample{.owner = Owner{"worker-7"},
                         .token = Token{1'700'000'000'123'456},
                         .since = Instant{Millis{1'700'000'000'123}},
@@ -43,7 +43,7 @@ constexpr Hold kSecond{.owner = Owner{"x"},
                        .linger = Millis{0x1234},
                        .count = 0x01020304};
 
-// The bytes of these holds, written down by hand. Stored data looks like this: they never change.
+// The bytes of these holds, written by hand. Stored data has this format: they must never change.
 const std::string kExampleListed =
     "\x40\x22\x20\x18\x24\x0a\x06\x00"  // token, least byte first
     "\x7b\x68\xe5\xcf\x8b\x01\x00\x00"  // since
@@ -74,7 +74,7 @@ const std::string kSecondRecord =
     "\x04\x03\x02\x01"                  // count
     "x"s;
 
-// Where things are: in a hold of a list,
+// Offsets in a listed hold,
 constexpr size_t kTokenAt = 0;
 constexpr size_t kSinceAt = 8;
 constexpr size_t kEndAt = 16;
@@ -89,7 +89,7 @@ constexpr size_t kWideEndAt = 24;
 constexpr size_t kWideLingerAt = 32;
 constexpr size_t kWideCountAt = 40;
 
-// --- The tables of docs/storage-format.md, once more ------------------------------------------
+// --- The tables of docs/storage-format.md, implemented again ----------------------------------
 
 std::string Word(uint64_t number, size_t size = 8) {
   std::string bytes;
@@ -105,7 +105,7 @@ std::string Word(Millis time) { return Word(static_cast<uint64_t>(time.count()))
 
 constexpr uint64_t PowerOfTwo(int exponent) { return uint64_t{1} << exponent; }
 
-// By how many milliseconds a hold's token leads its beginning.
+// By how many milliseconds the token of a hold is ahead of its start.
 int64_t LeadOf(const Hold& hold) {
   return static_cast<int64_t>(hold.token.value / 1000) - hold.since.time_since_epoch().count();
 }
@@ -115,7 +115,7 @@ bool NeedsWidth(const Hold& hold) {
          LeadOf(hold) >= kTooMuchLead || hold.end >= kTooLateEnd;
 }
 
-// The two words of a narrow record before its owner.
+// The two words of a narrow record that precede the owner.
 std::string NarrowWords(uint64_t mode, uint64_t owner_size, uint64_t token, int64_t lead,
                         uint64_t end) {
   const uint64_t lead_bits =
@@ -140,7 +140,7 @@ std::string ListedHold(const Hold& hold) {
          Word(hold.count, 4) + Word(hold.owner.bytes.size(), 2) + std::string(hold.owner.bytes);
 }
 
-// What stands before a list of holds.
+// The word that precedes a list of holds.
 std::string Head(uint64_t mode) { return Word(PowerOfTwo(63) + mode * PowerOfTwo(61)); }
 
 std::string List(Mode mode, const Holds& holds) {
@@ -149,7 +149,7 @@ std::string List(Mode mode, const Holds& holds) {
   return bytes;
 }
 
-// Of holds in the order of their owners.
+// The holds sorted by owner.
 std::string BytesOf(Mode mode, const Holds& holds) {
   if (holds.size() > 1) return List(mode, holds);
   return NeedsWidth(holds[0]) ? WideRecord(mode, holds[0]) : NarrowRecord(mode, holds[0]);
@@ -157,14 +157,14 @@ std::string BytesOf(Mode mode, const Holds& holds) {
 
 // --- Helpers ----------------------------------------------------------------------------------
 
-// A copy as the server hands it over.
+// A copy, as the server passes it.
 char* NewBytes(std::string_view bytes) {
   auto* copy = static_cast<char*>(::operator new(bytes.size()));
   std::copy(bytes.begin(), bytes.end(), copy);
   return copy;
 }
 
-// Decodes copies of exactly that size, so that a sanitizer sees a step beyond them.
+// Decodes a copy of exactly that size, so that a sanitizer detects reads past the end.
 LockPtr DecodeExact(std::string_view bytes, EncodingVersion version = kCurrentEncoding) {
   const std::vector<char> copy(bytes.begin(), bytes.end());
   LockPtr lock = Decode({copy.data(), copy.size()}, version);
@@ -185,13 +185,13 @@ Holds HoldsOf(const Lock& lock) {
 LockPtr LockOf(Mode mode, const Holds& holds) {
   LockPtr lock;
   for (const Hold& hold : holds) {
-    Lock* const next = Apply(lock.get(), Held{mode, hold});
+    Lock* const next = Apply(lock.get(), HoldSet{mode, hold});
     if (next != lock.get()) lock.reset(next);
   }
   return lock;
 }
 
-// No two byte strings mean the same: what decodes is a lock that has these bytes. Says whether.
+// The encoding is unique: what decodes is a lock with exactly these bytes. Returns whether it does.
 bool DecodesExactly(std::string_view bytes) {
   const LockPtr lock = DecodeExact(bytes);
   if (lock == nullptr) return false;
@@ -218,20 +218,20 @@ Hold With(Hold hold, Millis linger, uint32_t count) {
   return hold;
 }
 
-// The same token, of a hold that it leads by so much.
+// The same token, of a hold that started earlier by `lead`.
 Hold WithLead(Hold hold, int64_t lead) {
   hold.since = Instant{Millis{static_cast<int64_t>(hold.token.value / 1000) - lead}};
   return hold;
 }
 
-// Makes random locks, and keeps the owners of the last one.
+// Generates random locks, and keeps the owners of the last one alive.
 class Maker {
  public:
   explicit Maker(uint64_t seed) : random_(seed) {}
 
   uint64_t Below(uint64_t bound) { return random_() % bound; }
 
-  // Different owners, in no order.
+  // Distinct owners, unsorted.
   Holds AnyHolds(size_t count) {
     owners_.clear();
     std::set<std::string> seen;
@@ -252,7 +252,7 @@ class Maker {
   }
 
  private:
-  // One of two is near to what is usual, and most of these have narrow records.
+  // Every second hold is close to a typical one; most of these have narrow records.
   Hold AnyHold(Owner owner) {
     Hold hold{owner, Token{1 + AnyNumber() % kMaxToken.value}, AnyMoment(), AnyMoment()};
     if (Below(2) == 0) {
@@ -266,7 +266,7 @@ class Maker {
     return hold;
   }
 
-  // Below 2^53, of any size.
+  // Below 2^53, of any magnitude.
   uint64_t AnyNumber() { return random_() >> (11 + Below(53)); }
   Instant AnyMoment() { return Instant{Millis{static_cast<int64_t>(AnyNumber())}}; }
 
@@ -276,7 +276,7 @@ class Maker {
 
 // --- The bytes --------------------------------------------------------------------------------
 
-TEST(Encoding, WritesTheseBytesForOneHold) {
+TEST(Encoding, OneHoldHasExpectedBytes) {
   const auto expect = [](Mode mode, const Hold& hold, const std::string& bytes) {
     EXPECT_EQ(Encode(*LockOf(mode, {hold})), bytes);
     const LockPtr lock = DecodeExact(bytes);
@@ -290,7 +290,7 @@ TEST(Encoding, WritesTheseBytesForOneHold) {
   expect(Mode::kExclusive, kSecond, kSecondRecord);
   expect(Mode::kShared, kSecond, "\x06\x05\x04\x03\x02\x01\x00\x20"s + kSecondRecord.substr(8));
   expect(Mode::kLimit, kSecond, "\x06\x05\x04\x03\x02\x01\x00\x40"s + kSecondRecord.substr(8));
-  // The lead is twice its number, modulo 2^22.
+  // The lead is stored as twice its value, modulo 2^22.
   const std::string begin = kExampleRecord.substr(0, 8);
   expect(Mode::kExclusive, WithLead(kExample, 5),
          begin + "\x0a\x00\xc0\x6a\x77\xf9\xf3\x62worker-7"s);
@@ -298,7 +298,7 @@ TEST(Encoding, WritesTheseBytesForOneHold) {
          begin + "\xfe\xff\xff\x6a\x77\xf9\xf3\x62worker-7");
 }
 
-TEST(Encoding, WritesTheseBytesForTwoHolds) {
+TEST(Encoding, TwoHoldsHaveExpectedBytes) {
   const std::string shared = "\x00\x00\x00\x00\x00\x00\x00\xa0"s + kExampleListed + kSecondListed;
   const std::string limit = "\x00\x00\x00\x00\x00\x00\x00\xc0"s + kExampleListed + kSecondListed;
   EXPECT_EQ(Encode(*LockOf(Mode::kShared, {kSecond, kExample})), shared);
@@ -309,12 +309,12 @@ TEST(Encoding, WritesTheseBytesForTwoHolds) {
     EXPECT_EQ(lock->mode(), mode);
     EXPECT_EQ(HoldsOf(*lock), (Holds{kExample, kSecond}));
     EXPECT_EQ(lock->at(Lock::Order::kByToken, 0), kSecond);
-    EXPECT_EQ(lock->at(Lock::Order::kByClosing, 0), kSecond);
+    EXPECT_EQ(lock->at(Lock::Order::kByBlocksUntil, 0), kSecond);
   }
 }
 
-// Those of docs/storage-format.md.
-TEST(Encoding, ExamplesOfTheStorageFormat) {
+// The examples in docs/storage-format.md.
+TEST(Encoding, MatchesExamplesInStorageFormatDocs) {
   const Hold narrow{Owner{"ab"}, Token{7'000'000}, Instant{Millis{6998}}, Instant{Millis{9000}}};
   const Hold wide = With(narrow, Millis{5}, 1);
   const Hold other{Owner{"c"}, Token{7'000'001}, Instant{Millis{7000}}, Instant{Millis{9500}}};
@@ -354,7 +354,7 @@ TEST(Encoding, VersionsAndModesKeepTheirNumbers) {
   EXPECT_EQ(static_cast<int>(Mode::kLimit), 2);
 }
 
-TEST(Encoding, UnknownVersions) {
+TEST(Encoding, UnknownVersionsAreRefused) {
   for (const int version : {0, 2, 3, 255, 1023, -1, INT32_MAX, INT32_MIN}) {
     for (const std::string& bytes :
          {kExampleRecord, kSecondRecord, BytesOf(Mode::kShared, {kExample, kSecond})}) {
@@ -363,7 +363,7 @@ TEST(Encoding, UnknownVersions) {
   }
 }
 
-// --- There and back ---------------------------------------------------------------------------
+// --- Round trips ------------------------------------------------------------------------------
 
 void ExpectBack(Mode mode, const Hold& hold) {
   const std::string bytes = Encode(*LockOf(mode, {hold}));
@@ -372,10 +372,10 @@ void ExpectBack(Mode mode, const Hold& hold) {
   ASSERT_NE(lock, nullptr);
   ASSERT_EQ(lock->mode(), mode);
   ASSERT_EQ(HoldsOf(*lock), Holds{hold});
-  ASSERT_EQ(lock->closes(), hold.closes());
+  ASSERT_EQ(lock->blocks_until(), hold.blocks_until());
 }
 
-// Every `since` and `end` that is at an edge, also those that depend on the token.
+// Every boundary value of `since` and `end`, including those that depend on the token.
 void ExpectMomentsBack(Mode mode, Hold hold) {
   std::vector<Instant> sinces = {kMinInstant, kMinInstant + Millis{1}, kMaxInstant};
   for (const int64_t lead : {int64_t{0}, int64_t{1}, kTooMuchLead - 1, kTooMuchLead}) {
@@ -394,8 +394,8 @@ void ExpectMomentsBack(Mode mode, Hold hold) {
   }
 }
 
-// The edges of every field, in every combination.
-TEST(Encoding, EdgesComeBack) {
+// The boundary values of every field, in every combination.
+TEST(Encoding, BoundaryValuesRoundTrip) {
   const std::vector<std::string> owners = {
       "o", "\0"s, "\xff", std::string(255, 'o'), std::string(256, '\0'), std::string(256, '\xff')};
   for (const std::string& owner : owners) {
@@ -412,8 +412,8 @@ TEST(Encoding, EdgesComeBack) {
   }
 }
 
-// What is rare costs 28 bytes more, and nothing else does.
-TEST(Encoding, RecordsAreWideOnlyIfTheyMustBe) {
+// Rare fields cost 28 bytes; nothing else does.
+TEST(Encoding, RecordsAreWideOnlyWhenNeeded) {
   const auto extra = [](const Hold& hold) {
     return Encode(*LockOf(Mode::kExclusive, {hold})).size() - 16 - hold.owner.bytes.size();
   };
@@ -431,7 +431,7 @@ TEST(Encoding, RecordsAreWideOnlyIfTheyMustBe) {
   }
 }
 
-TEST(Encoding, RandomLocksComeBack) {
+TEST(Encoding, RandomLocksRoundTrip) {
   constexpr uint64_t kSeed = 99;
   Maker maker(kSeed);
   int narrow = 0;
@@ -457,7 +457,7 @@ TEST(Encoding, RandomLocksComeBack) {
   EXPECT_GT(wide, 500);
 }
 
-TEST(Encoding, ThousandHoldsComeBack) {
+TEST(Encoding, ThousandHoldsRoundTrip) {
   constexpr uint64_t kSeed = 100;
   SCOPED_TRACE(kSeed);
   Maker maker(kSeed);
@@ -468,12 +468,13 @@ TEST(Encoding, ThousandHoldsComeBack) {
   ASSERT_NE(again, nullptr);
   EXPECT_EQ(again->size(), 1'000);
   EXPECT_EQ(HoldsOf(*again), HoldsOf(*lock));
-  EXPECT_EQ(again->closes(), lock->closes());
+  EXPECT_EQ(again->blocks_until(), lock->blocks_until());
   EXPECT_EQ(Encode(*again), bytes);
 }
 
-// Primary and replica compare digests of these bytes, and came to their locks in different ways.
-TEST(Encoding, EqualLocksGiveEqualBytesHoweverTheyCameAbout) {
+// Primary and replica compare digests of these bytes, although their locks have different
+// histories.
+TEST(Encoding, EqualLocksEncodeEquallyWhateverTheirHistory) {
   constexpr uint64_t kSeed = 101;
   Maker maker(kSeed);
   for (int i = 0; i < 1'000; ++i) {
@@ -484,20 +485,21 @@ TEST(Encoding, EqualLocksGiveEqualBytesHoweverTheyCameAbout) {
     Holds shuffled = holds;
     maker.Shuffle(shuffled);
     ASSERT_EQ(Encode(*LockOf(mode, shuffled)), bytes);
-    // With others that came and went, and with holds that were once longer and counted higher.
+    // With other holds added and removed, and with holds that once had longer leases and higher
+    // counts.
     Holds detour = {{Owner{"a guest of whom nothing stays"}, kMaxToken, kMinInstant, kMaxInstant}};
     for (const Hold& hold : shuffled) detour.push_back(With(hold, kMaxLinger, 77));
     detour.insert(detour.end(), holds.begin(), holds.end());
     LockPtr lock = LockOf(mode, detour);
-    ASSERT_EQ(Apply(lock.get(), Ended{detour.front().owner}), lock.get());
+    ASSERT_EQ(Apply(lock.get(), HoldEnded{detour.front().owner}), lock.get());
     ASSERT_EQ(Encode(*lock), bytes);
     const LockPtr loaded = Decode(bytes, kCurrentEncoding);
     ASSERT_EQ(Encode(*loaded), bytes);
   }
 }
 
-// A record that was wide becomes narrow when nothing rare is left of it.
-TEST(Encoding, RareFieldsThatCameAndWentLeaveNothing) {
+// A wide record becomes narrow when no rare field is left.
+TEST(Encoding, RecordIsNarrowAgainWithoutRareFields) {
   Hold late = kExample;
   late.end = kMaxInstant;
   for (const Mode mode : kModes) {
@@ -510,19 +512,19 @@ TEST(Encoding, RareFieldsThatCameAndWentLeaveNothing) {
       EXPECT_EQ(Encode(*LockOf(mode, {kExample, rare, kExample})), bytes);
       EXPECT_EQ(Encode(*LockOf(mode, {kExample, rare})), BytesOf(mode, {rare}));
     }
-    // Counted down by releases.
+    // Decremented by releases.
     LockPtr lock = LockOf(mode, {With(kExample, Millis{0}, 3)});
     for (int i = 0; i < 2; ++i) {
-      Lock* const next = Apply(lock.get(), Released{kExample.owner});
+      Lock* const next = Apply(lock.get(), HoldReleased{kExample.owner});
       if (next != lock.get()) lock.reset(next);
     }
     EXPECT_EQ(Encode(*lock), bytes);
   }
 }
 
-// --- Whose bytes they are ---------------------------------------------------------------------
+// --- Ownership of the bytes -------------------------------------------------------------------
 
-// A decoded lock has its own copy of everything.
+// A decoded lock owns a copy of everything.
 TEST(Encoding, DecodedLockOutlivesItsBytes) {
   for (const Holds& holds : {Holds{kExample}, Holds{kSecond}, Holds{kExample, kSecond}}) {
     std::string bytes = BytesOf(Mode::kShared, holds);
@@ -532,7 +534,7 @@ TEST(Encoding, DecodedLockOutlivesItsBytes) {
   }
 }
 
-TEST(DecodeAndTake, LeavesTheBytesOfOneHoldWhereTheyAre) {
+TEST(DecodeAndTake, ReusesBufferForOneHold) {
   for (const Mode mode : kModes) {
     for (const Hold& hold : {kExample, kSecond}) {
       const std::string bytes = BytesOf(mode, {hold});
@@ -542,21 +544,21 @@ TEST(DecodeAndTake, LeavesTheBytesOfOneHoldWhereTheyAre) {
       EXPECT_EQ(static_cast<void*>(lock.get()), given);
       EXPECT_EQ(lock->AsBytes().data(), given);
       EXPECT_EQ(HoldsOf(*lock), Holds{hold});
-      // It is a lock as any other: what needs another size takes its place, and it goes.
+      // It is an ordinary lock: a change that needs another size replaces and frees it.
       Hold later = hold;
       later.end += Millis{1};
-      EXPECT_EQ(Apply(lock.get(), Held{mode, later}), lock.get());
+      EXPECT_EQ(Apply(lock.get(), HoldSet{mode, later}), lock.get());
       EXPECT_EQ(HoldsOf(*lock), Holds{later});
       Hold other = hold == kExample ? kSecond : kExample;
       other.owner = hold.owner;
-      lock.reset(Apply(lock.get(), Held{mode, other}));
+      lock.reset(Apply(lock.get(), HoldSet{mode, other}));
       EXPECT_EQ(HoldsOf(*lock), Holds{other});
     }
   }
 }
 
-// A sanitizer sees what is not freed, or freed twice.
-TEST(DecodeAndTake, FreesWhatTheLockDoesNotNeed) {
+// A sanitizer detects what is not freed, or freed twice.
+TEST(DecodeAndTake, FreesBufferWhenNotReused) {
   const auto take = [](const std::string& bytes, EncodingVersion version) {
     return DecodeAndTake(NewBytes(bytes), bytes.size(), version);
   };
@@ -572,11 +574,11 @@ TEST(DecodeAndTake, FreesWhatTheLockDoesNotNeed) {
   EXPECT_EQ(take(several + "#", kCurrentEncoding), nullptr);
 }
 
-// --- Bytes that nobody wrote ------------------------------------------------------------------
+// --- Invalid bytes ----------------------------------------------------------------------------
 
 constexpr uint64_t kLast = (uint64_t{1} << 53) - 1;
 
-// A field of a record or of a listed hold, and the numbers that it may have.
+// A field of a record or of a listed hold, and its valid range.
 struct Field {
   const char* name;
   std::string bytes;
@@ -605,7 +607,7 @@ std::vector<Field> Fields() {
   return fields;
 }
 
-TEST(Decoder, HoldsEveryNumberToItsRange) {
+TEST(Decoder, RefusesNumbersOutOfRange) {
   for (const Field& field : Fields()) {
     for (const uint64_t number :
          {uint64_t{0}, uint64_t{1}, PowerOfTwo(32) - 1, PowerOfTwo(48) - 1, kLast, kLast + 1,
@@ -618,7 +620,7 @@ TEST(Decoder, HoldsEveryNumberToItsRange) {
   }
 }
 
-// Holds, changed in one thing, of which some fit into a narrow record.
+// Holds that differ in one field; some of them fit into a narrow record.
 Hold WithEnd(Hold hold, Instant end) {
   hold.end = end;
   return hold;
@@ -644,8 +646,8 @@ std::vector<Case> RecordCases() {
       {"no bytes", ""},
       {"token 0", narrow(0, 0)},
       {"token 0, a lead", narrow(0, -5)},
-      // The lowest of the numbers of a lead's 21 bits is not in use: leads go as far to either
-      // side.
+      // The smallest value of the 21-bit lead is unused, so that leads reach equally far in both
+      // directions.
       {"the longest lead", narrow(kLate, kTooMuchLead - 1), true},
       {"no lead", narrow(kLate, 0), true},
       {"the longest lead behind", narrow(kLate, 1 - kTooMuchLead), true},
@@ -667,13 +669,13 @@ std::vector<Case> RecordCases() {
     for (size_t size = 0; size < record.size(); ++size) {
       cases.push_back({"cut", record.substr(0, size)});
     }
-    // Nothing but 1 says that a record is wide; not even with the size of a narrow one.
+    // Only the value 1 marks a wide record, whatever its size.
     for (const uint64_t word :
          {uint64_t{3}, PowerOfTwo(22) + 1, PowerOfTwo(63) + 1, ~uint64_t{0}}) {
       cases.push_back({"other words for wide", Patched(record, kTimesAt, 8, word)});
     }
   }
-  // The size of the owner is in the record, and the size of the record must agree.
+  // The record contains the owner's size, which must match the size of the record.
   for (size_t said = 1; said <= 256; ++said) {
     const std::string head = NarrowWords(0, said, 7'000'000, 2, 9000);
     const std::string wide = head.substr(0, kTimesAt) + kSecondRecord.substr(kTimesAt, 36);
@@ -682,7 +684,7 @@ std::vector<Case> RecordCases() {
       cases.push_back({"owner of a wide record", wide + std::string(size, 'o'), size == said});
     }
   }
-  // A hold has one record.
+  // A hold has exactly one encoding.
   for (const Mode mode : kModes) {
     for (const Hold& hold :
          {kExample, WithLead(kExample, kTooMuchLead - 1), WithLead(kExample, 1 - kTooMuchLead),
@@ -718,7 +720,7 @@ std::vector<Case> ListCases() {
     cases.push_back({"none", List(mode, {})});
     for (const Hold& hold : {kExample, kSecond}) cases.push_back({"one", List(mode, {hold})});
   }
-  // The order is of unsigned bytes, the shorter first.
+  // Bytes are compared as unsigned; a prefix sorts first.
   for (const auto& [a, b] : {std::pair("\x7f"s, "\x80"s),
                              {"a"s, "aa"s},
                              {"a"s, "a\0"s},
@@ -741,7 +743,7 @@ std::vector<Case> ListCases() {
   }
   for (uint64_t mode = 0; mode < 4; ++mode) {
     cases.push_back({"any mode", Head(mode) + two.substr(8), mode == 1 || mode == 2});
-    // From one of the two that are good to the other takes two bits.
+    // The two valid values differ in two bits.
     for (size_t bit = 0; bit < 64 && (mode == 1 || mode == 2); ++bit) {
       cases.push_back({"a head with a bit flipped", Flipped(Head(mode), bit) + two.substr(8)});
     }
@@ -749,7 +751,7 @@ std::vector<Case> ListCases() {
   return cases;
 }
 
-TEST(Decoder, TakesExactlyWhatIsWritten) {
+TEST(Decoder, RefusesTruncatedAndTrailingBytes) {
   for (const std::vector<Case>& cases : {RecordCases(), ListCases()}) {
     for (const auto& [name, bytes, good] : cases) {
       EXPECT_EQ(DecodesExactly(bytes), good) << name << " " << testing::PrintToString(bytes);
@@ -757,10 +759,10 @@ TEST(Decoder, TakesExactlyWhatIsWritten) {
   }
 }
 
-// A flipped bit is noticed or gives another lock with bytes of its own.
-TEST(Decoder, AnyFlippedBit) {
+// A flipped bit is refused or gives another lock with its own bytes.
+TEST(Decoder, FlippedBitIsRefusedOrDecodesToOtherLock) {
   for (size_t bit = 0; bit < kExampleRecord.size() * 8; ++bit) {
-    // The owner's size; whether it is a list; whether it is wide; the highest bit of the lead 0.
+    // The owner's size; whether it is a list; whether it is wide; the highest bit of a lead of 0.
     const bool noticed =
         (bit >= 53 && bit < 61) || bit == 63 || bit == 8 * kTimesAt || bit == 8 * kTimesAt + 21;
     EXPECT_EQ(DecodesExactly(Flipped(kExampleRecord, bit)), !noticed) << "narrow " << bit;

@@ -1,4 +1,4 @@
-// Facts on the wire.
+// Parsing of the facts that a primary replicates.
 
 #include "core/fact.h"
 
@@ -30,7 +30,7 @@ constexpr std::string_view kHeldRefusal =
 constexpr std::string_view kLast = "9007199254740991";    // 2^53 - 1
 constexpr std::string_view kBeyond = "9007199254740992";  // 2^53
 
-// The words of LOCK.HELD, with a word for each number; `Join` makes one of these.
+// The words of LOCK.HELD, one for each number; `Join` packs the numbers into one word.
 struct HeldWords {
   std::string key = "key";
   std::string owner = "owner";
@@ -42,19 +42,19 @@ struct HeldWords {
   std::string Join() const { return token + ' ' + since + ' ' + end; }
 };
 
-Parsed<HeldFact> ParseWords(const HeldWords& held, std::string_view numbers) {
+Parsed<HoldSetFact> ParseWords(const HeldWords& held, std::string_view numbers) {
   Words words = {held.key, held.owner, numbers};
   words.insert(words.end(), held.details.begin(), held.details.end());
-  return ParseHeldFact(words);
+  return ParseHoldSetFact(words);
 }
 
-// Of what is accepted; the key and the owner are views of `held`.
-std::optional<HeldFact> ParseHeld(const HeldWords& held) {
+// For valid facts; the key and the owner are views into `held`.
+std::optional<HoldSetFact> ParseHeld(const HeldWords& held) {
   const std::string numbers = held.Join();
   const auto parsed = ParseWords(held, numbers);
-  const auto* fact = std::get_if<HeldFact>(&parsed);
+  const auto* fact = std::get_if<HoldSetFact>(&parsed);
   if (fact == nullptr) return std::nullopt;
-  EXPECT_EQ(HeldNumbers(fact->held.hold).text(), numbers) << "as it is written";
+  EXPECT_EQ(HoldNumbers(fact->held.hold).text(), numbers) << "as it is written";
   return *fact;
 }
 
@@ -66,10 +66,10 @@ void ExpectHeldRefused(const HeldWords& held) {
       << testing::PrintToString(held.Join()) << " " << testing::PrintToString(held.details);
 }
 
-std::optional<EndedFact> ParseEnded(const Words& words) {
+std::optional<HoldEndedFact> ParseEnded(const Words& words) {
   const auto parsed = ParseFact(words);
   const auto* fact = std::get_if<Fact>(&parsed);
-  const auto* ended = fact == nullptr ? nullptr : std::get_if<EndedFact>(fact);
+  const auto* ended = fact == nullptr ? nullptr : std::get_if<HoldEndedFact>(fact);
   return ended == nullptr ? std::nullopt : std::optional(*ended);
 }
 
@@ -92,7 +92,7 @@ constexpr Hold kHold{.owner = Owner{"owner"},
                      .since = Instant{Millis{1000}},
                      .end = Instant{Millis{2000}}};
 
-// What a number on the wire may not look like.
+// Spellings that are not accepted as numbers.
 const std::vector<std::string> kBadNumbers = {"",
                                               "-1",
                                               "+1",
@@ -111,7 +111,7 @@ const std::vector<std::string> kBadNumbers = {"",
                                               "18446744073709551617",
                                               std::string(100, '9')};
 
-TEST(HeldFact, SaysWhoHoldsTheLock) {
+TEST(HoldSetFact, ParsesKeyOwnerAndNumbers) {
   const HeldWords words{.key = "the key",
                         .owner = "the owner",
                         .token = "1700000000000042",
@@ -128,7 +128,7 @@ TEST(HeldFact, SaysWhoHoldsTheLock) {
                                    .end = Instant{Millis{1'700'000'030'000}}}));
 }
 
-TEST(HeldFact, TakesAnyBytes) {
+TEST(HoldSetFact, AcceptsBinaryKeysAndOwners) {
   HeldWords words;
   for (const std::string_view key : {""sv, "\0"sv, "\r\n"sv, "HELD"sv, "\xff\xfe"sv}) {
     words.key = key;
@@ -144,7 +144,7 @@ TEST(HeldFact, TakesAnyBytes) {
 constexpr std::string HeldWords::*kNumbers[] = {&HeldWords::token, &HeldWords::since,
                                                 &HeldWords::end};
 
-TEST(HeldFact, TakesTheEdgesOfEveryRange) {
+TEST(HoldSetFact, AcceptsBoundaryValues) {
   const auto with = [](std::string HeldWords::*number, std::string_view text) {
     HeldWords words;
     words.*number = text;
@@ -158,7 +158,7 @@ TEST(HeldFact, TakesTheEdgesOfEveryRange) {
   EXPECT_EQ(with(&HeldWords::end, kLast).end, kMaxInstant);
 }
 
-TEST(HeldFact, Refuses) {
+TEST(HoldSetFact, RefusesInvalidFields) {
   ExpectHeldRefused({.owner = "", .details = {}});
   ExpectHeldRefused({.owner = std::string(257, 'o'), .details = {}});
   ExpectHeldRefused({.token = "0", .details = {}});
@@ -175,26 +175,25 @@ TEST(HeldFact, Refuses) {
   }
 }
 
-TEST(HeldFact, HasItsNumbersInOneWord) {
+TEST(HoldSetFact, ParsesPackedNumbers) {
   for (const std::string_view numbers :
        {""sv, " "sv, "  "sv, "42"sv, "42 1000"sv, "42 1000 "sv, " 42 1000 2000"sv,
         "42  1000 2000"sv, "42 1000 2000 "sv, "42 1000 2000 3000"sv, "42,1000,2000"sv,
         "42 1000\t2000"sv, "42 1000 2000\n"sv, "42 1000 2000\0"sv}) {
     const Words words = {"key", "owner", numbers};
-    EXPECT_TRUE(std::holds_alternative<ParseError>(ParseHeldFact(words))) << numbers;
+    EXPECT_TRUE(std::holds_alternative<ParseError>(ParseHoldSetFact(words))) << numbers;
   }
   const Words good = {"key", "owner", "42 1000 2000"};
-  EXPECT_EQ(std::get<HeldFact>(ParseHeldFact(good)).held.hold, kHold);
+  EXPECT_EQ(std::get<HoldSetFact>(ParseHoldSetFact(good)).held.hold, kHold);
   for (size_t size = 0; size < good.size(); ++size) {
     const Words fewer(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(size));
-    EXPECT_TRUE(std::holds_alternative<ParseError>(ParseHeldFact(fewer))) << size;
+    EXPECT_TRUE(std::holds_alternative<ParseError>(ParseHoldSetFact(fewer))) << size;
   }
 }
 
-// --- The details of LOCK.HELD: [SHARED | LIMIT] [COUNT n] [LINGER ms]
-// --------------------------------
+// --- The details of LOCK.HELD: [SHARED | LIMIT] [COUNT n] [LINGER ms] ---------------------------
 
-TEST(HeldDetails, SayModeCountAndLinger) {
+TEST(HeldDetails, ParseModeCountAndLinger) {
   struct Case {
     Words details;
     Mode mode;
@@ -230,8 +229,8 @@ TEST(HeldDetails, SayModeCountAndLinger) {
   }
 }
 
-// The words come from one table for both directions.
-TEST(HeldDetails, ReadTheWordsThatAreWritten) {
+// Writer and parser share one table of keywords.
+TEST(HeldDetails, ParserAcceptsWrittenKeywords) {
   EXPECT_EQ(WordFor(Mode::kExclusive), "");
   EXPECT_EQ(WordFor(Mode::kShared), "SHARED");
   EXPECT_EQ(WordFor(Mode::kLimit), "LIMIT");
@@ -245,8 +244,8 @@ TEST(HeldDetails, ReadTheWordsThatAreWritten) {
   }
 }
 
-// What would say nothing is not written, so it is not read either: a fact has one spelling.
-TEST(HeldDetails, RefuseEverythingElse) {
+// Redundant words are never written, so they are not accepted: a fact has exactly one spelling.
+TEST(HeldDetails, RefuseAnyOtherSpelling) {
   for (const Words& details : std::vector<Words>{
            {""},
            {"EXCLUSIVE"},
@@ -287,7 +286,7 @@ TEST(HeldDetails, RefuseEverythingElse) {
   }
 }
 
-TEST(HeldDetails, DoNotExcuseABadHold) {
+TEST(HeldDetails, DoNotMaskInvalidHold) {
   ExpectHeldRefused({.owner = "", .details = {"SHARED"}});
   ExpectHeldRefused({.token = "0", .details = {"SHARED"}});
   ExpectHeldRefused({.end = "", .details = {"SHARED"}});
@@ -296,7 +295,7 @@ TEST(HeldDetails, DoNotExcuseABadHold) {
 
 // --- ENDED --------------------------------------------------------------------------------------
 
-TEST(EndedFact, NamesAnOwner) {
+TEST(HoldEndedFact, ParsesOwner) {
   const std::string longest(256, '\xff');
   for (const std::string_view word : {"ENDED", "ended", "EnDeD"}) {
     for (const std::string_view owner :
@@ -312,7 +311,7 @@ TEST(EndedFact, NamesAnOwner) {
   }
 }
 
-TEST(EndedFact, MaySayWhy) {
+TEST(HoldEndedFact, ParsesOptionalReason) {
   for (const std::string_view word : {"UNDELIVERED", "Undelivered"}) {
     const auto fact = ParseEnded({"ENDED", "key", "owner", word});
     ASSERT_TRUE(fact.has_value()) << word;
@@ -320,12 +319,12 @@ TEST(EndedFact, MaySayWhy) {
   }
 }
 
-TEST(EndedFact, EveryReasonIsWrittenAsItIsRead) {
+TEST(HoldEndedFact, EveryReasonRoundTrips) {
   EXPECT_EQ(WordFor(Loss::kUndelivered), "UNDELIVERED");
   EXPECT_EQ(WordFor(Loss::kExpired), "") << "goes without saying";
 }
 
-TEST(EndedFact, Refuses) {
+TEST(HoldEndedFact, RefusesInvalidWords) {
   ExpectRefused({"ENDED"});
   ExpectRefused({"ENDED", "key"});
   ExpectRefused({"ENDED", "key", ""});
@@ -351,18 +350,18 @@ std::optional<Fact> ParseAny(const Words& words) {
   return fact == nullptr ? std::nullopt : std::optional(*fact);
 }
 
-TEST(ExpiredFact, NamesAMoment) {
+TEST(HoldsExpiredFact, ParsesTime) {
   for (const auto& [word, before] :
        {std::pair("0"sv, kMinInstant), std::pair("1000"sv, Instant{Millis{1000}}),
         std::pair(kLast, kMaxInstant)}) {
     const auto fact = ParseAny({"Expired", "key", word});
-    ASSERT_TRUE(fact.has_value() && std::holds_alternative<ExpiredFact>(*fact)) << word;
-    EXPECT_EQ(std::get<ExpiredFact>(*fact).key, "key");
-    EXPECT_EQ(std::get<ExpiredFact>(*fact).expired.before, before);
+    ASSERT_TRUE(fact.has_value() && std::holds_alternative<HoldsExpiredFact>(*fact)) << word;
+    EXPECT_EQ(std::get<HoldsExpiredFact>(*fact).key, "key");
+    EXPECT_EQ(std::get<HoldsExpiredFact>(*fact).expired.before, before);
   }
 }
 
-TEST(ExpiredFact, Refuses) {
+TEST(HoldsExpiredFact, RefusesInvalidWords) {
   ExpectRefused({"EXPIRED"});
   ExpectRefused({"EXPIRED", "key"});
   ExpectRefused({"EXPIRED", "key", kBeyond});
@@ -372,15 +371,15 @@ TEST(ExpiredFact, Refuses) {
 
 // --- SESSION ------------------------------------------------------------------------------------
 
-TEST(SessionFact, NamesAMomentAndOwners) {
+TEST(SessionsEndedFact, ParsesTimeAndOwners) {
   const std::string longest(256, '\xff');
   for (const Words& owners :
        std::vector<Words>{{"o"}, {"SESSION"}, {"a", "\0"sv, longest}, {"same", "same"}}) {
     Words words = {"session", "key", "1000"};
     words.insert(words.end(), owners.begin(), owners.end());
     const auto fact = ParseAny(words);
-    ASSERT_TRUE(fact.has_value() && std::holds_alternative<SessionFact>(*fact));
-    const auto& session = std::get<SessionFact>(*fact);
+    ASSERT_TRUE(fact.has_value() && std::holds_alternative<SessionsEndedFact>(*fact));
+    const auto& session = std::get<SessionsEndedFact>(*fact);
     EXPECT_EQ(session.key, "key");
     EXPECT_EQ(session.ended().at, Instant{Millis{1000}});
     ASSERT_EQ(session.ended().owners.size(), owners.size());
@@ -390,7 +389,7 @@ TEST(SessionFact, NamesAMomentAndOwners) {
   }
 }
 
-TEST(SessionFact, Refuses) {
+TEST(SessionsEndedFact, RefusesInvalidWords) {
   ExpectRefused({"SESSION"});
   ExpectRefused({"SESSION", "key"});
   ExpectRefused({"SESSION", "key", "1000"});
@@ -402,13 +401,13 @@ TEST(SessionFact, Refuses) {
 
 // --- FLOOR --------------------------------------------------------------------------------------
 
-TEST(FloorFact, NamesAToken) {
+TEST(FloorFact, ParsesToken) {
   EXPECT_EQ(ParseFloor({"FLOOR", "1700000000000042"}), Token{1'700'000'000'000'042});
   EXPECT_EQ(ParseFloor({"floor", "1"}), kMinToken);
   EXPECT_EQ(ParseFloor({"FlOoR", kLast}), kMaxToken);
 }
 
-TEST(FloorFact, Refuses) {
+TEST(FloorFact, RefusesInvalidWords) {
   ExpectRefused({"FLOOR", "0"});
   ExpectRefused({"FLOOR", kBeyond});
   ExpectRefused({"FLOOR", "9223372036854775807"});
@@ -420,8 +419,8 @@ TEST(FloorFact, Refuses) {
   ExpectRefused({"5", "FLOOR"});
 }
 
-// A fact is exactly so many words: the wire is ours, nothing is left to guess.
-TEST(AnyFact, HasNeitherMoreNorFewerWords) {
+// A fact has a fixed number of words: only servers write it, so the parser need not be lenient.
+TEST(AnyFact, RefusesWrongNumberOfWords) {
   ExpectRefused({});
   ExpectHeldRefused({.details = {"7"}});
   ExpectRefused({"FLOOR"});
@@ -429,8 +428,8 @@ TEST(AnyFact, HasNeitherMoreNorFewerWords) {
   ExpectRefused({"FLOOR", "key", "owner", "42", "1000", "2000"});
 }
 
-// The strangers' bytes are not repeated in the refusal.
-TEST(AnyFact, RefusalIsOneFixedLine) {
+// The refusal does not repeat bytes of the input.
+TEST(AnyFact, RefusalIsOneFixedMessage) {
   ExpectRefused({"\r\n+OK\r\n"sv});
   ExpectRefused({"ENDED", "\n", "\n", "\n"});
   ExpectHeldRefused({.key = "\n", .owner = "\n", .token = "\n", .details = {"\n"}});

@@ -1,4 +1,4 @@
-// A lock as a container of holds: what facts make of it, and how it can be read.
+// A lock as a container of holds: the effect of facts, and the ways to read it.
 
 #include "core/lock.h"
 
@@ -47,16 +47,16 @@ constexpr Hold kCatsHold{
     .owner = kCat, .token = Token{kToken.value + 2}, .since = kSince, .end = kEnd - Millis{20}};
 constexpr Mode kModes[] = {Mode::kExclusive, Mode::kShared, Mode::kLimit};
 constexpr Mode kModesOfMany[] = {Mode::kShared, Mode::kLimit};
-constexpr Order kOrders[] = {Order::kByOwner, Order::kByToken, Order::kByClosing};
+constexpr Order kOrders[] = {Order::kByOwner, Order::kByToken, Order::kByBlocksUntil};
 
-// The same hold with what few holds have.
+// The same hold with the rarely used fields set.
 Hold Rare(Hold hold, Millis linger, uint32_t count) {
   hold.linger = linger;
   hold.count = count;
   return hold;
 }
 
-// Ann's hold in every way for which a narrow record is not enough, each just beyond what is.
+// Ann's hold with each field in turn just beyond what a narrow record can store.
 Holds WideHolds() {
   constexpr Millis kTooMuchLead{1 << 20};
   Holds holds = {Rare(kAnnsHold, Millis{5}, 1), Rare(kAnnsHold, Millis{0}, 2),
@@ -76,7 +76,7 @@ Holds HoldsOf(const Lock& lock, Order order = Order::kByOwner) {
   return holds;
 }
 
-// A key: it stores what Apply returns and ends what was there before, as the server does.
+// A key: like the server it stores what Apply returns and frees the previous lock.
 class Cell {
  public:
   template <typename Fact>
@@ -94,31 +94,31 @@ class Cell {
   LockPtr lock_;
 };
 
-// --- Moments ----------------------------------------------------------------------------------
+// --- Instants ---------------------------------------------------------------------------------
 
-TEST(Hold, LivesThroughItsLastMillisecond) {
+TEST(Hold, IsLiveThroughLastMillisecond) {
   EXPECT_TRUE(kAnnsHold.LiveAt(kMinInstant));
   EXPECT_TRUE(kAnnsHold.LiveAt(kEnd - kTick));
   EXPECT_TRUE(kAnnsHold.LiveAt(kEnd));
   EXPECT_FALSE(kAnnsHold.LiveAt(kEnd + kTick));
 }
 
-TEST(Hold, WithoutLingerKeepsOthersOutAsLongAsItLives) {
-  EXPECT_EQ(kAnnsHold.closes(), kEnd);
-  EXPECT_TRUE(kAnnsHold.KeepsOutAt(kEnd));
-  EXPECT_FALSE(kAnnsHold.KeepsOutAt(kEnd + kTick));
+TEST(Hold, WithoutLingerBlocksOthersOnlyWhileLive) {
+  EXPECT_EQ(kAnnsHold.blocks_until(), kEnd);
+  EXPECT_TRUE(kAnnsHold.BlocksAt(kEnd));
+  EXPECT_FALSE(kAnnsHold.BlocksAt(kEnd + kTick));
 }
 
-TEST(Hold, LingersAfterItsEnd) {
+TEST(Hold, WithLingerBlocksOthersAfterEnd) {
   const Hold lingers = Rare(kAnnsHold, Millis{500}, 1);
-  EXPECT_EQ(lingers.closes(), kEnd + Millis{500});
+  EXPECT_EQ(lingers.blocks_until(), kEnd + Millis{500});
   EXPECT_FALSE(lingers.LiveAt(kEnd + kTick));
-  EXPECT_TRUE(lingers.KeepsOutAt(kEnd + kTick));
-  EXPECT_TRUE(lingers.KeepsOutAt(kEnd + Millis{500}));
-  EXPECT_FALSE(lingers.KeepsOutAt(kEnd + Millis{501}));
+  EXPECT_TRUE(lingers.BlocksAt(kEnd + kTick));
+  EXPECT_TRUE(lingers.BlocksAt(kEnd + Millis{500}));
+  EXPECT_FALSE(lingers.BlocksAt(kEnd + Millis{501}));
 }
 
-TEST(ToInstant, CutsToTheMillisecondBelow) {
+TEST(ToInstant, RoundsDownToMillisecond) {
   EXPECT_EQ(ToInstant(FineInstant{Micros{1'999}}), Instant{Millis{1}});
   EXPECT_EQ(ToInstant(FineInstant{Micros{2'000}}), Instant{Millis{2}});
   EXPECT_EQ(ToInstant(FineInstant{Micros{0}}), kMinInstant);
@@ -148,7 +148,7 @@ TEST(IsWellFormed, ChecksEveryField) {
 
 // --- A lock of one hold -----------------------------------------------------------------------
 
-TEST(LockOfOne, SaysWhatItWasMadeOf) {
+TEST(LockOfOne, ReturnsFieldsOfItsHold) {
   for (const Mode mode : kModes) {
     for (const Hold& hold : {kAnnsHold, Rare(kAnnsHold, Millis{7}, 1),
                              Rare(kAnnsHold, Millis{0}, 2), Rare(kAnnsHold, Millis{7}, 2)}) {
@@ -158,13 +158,13 @@ TEST(LockOfOne, SaysWhatItWasMadeOf) {
       for (const Order order : kOrders) EXPECT_EQ(lock->at(order, 0), hold);
       EXPECT_EQ(lock->Find(kAnn), hold);
       EXPECT_EQ(lock->Find(kBob), std::nullopt);
-      EXPECT_EQ(lock->closes(), hold.closes());
+      EXPECT_EQ(lock->blocks_until(), hold.blocks_until());
       EXPECT_TRUE(lock->IsOneAllocation());
     }
   }
 }
 
-TEST(LockOfOne, KeepsTheEdgesOfEveryField) {
+TEST(LockOfOne, KeepsBoundaryValues) {
   for (const Mode mode : kModes) {
     for (const Token token : {kMinToken, kToken, kMaxToken}) {
       for (const Instant since : {kMinInstant, kSince, kMaxInstant}) {
@@ -175,7 +175,7 @@ TEST(LockOfOne, KeepsTheEdgesOfEveryField) {
               const LockPtr lock(Lock::Make({mode, hold}));
               ASSERT_EQ(lock->at(Order::kByOwner, 0), hold);
               ASSERT_EQ(lock->mode(), mode);
-              ASSERT_EQ(lock->closes(), hold.closes());
+              ASSERT_EQ(lock->blocks_until(), hold.blocks_until());
             }
           }
         }
@@ -184,7 +184,7 @@ TEST(LockOfOne, KeepsTheEdgesOfEveryField) {
   }
 }
 
-TEST(LockOfOne, KeepsOwnersOf1To256AnyBytes) {
+TEST(LockOfOne, KeepsBinaryOwnersOf1To256Bytes) {
   for (size_t size = 1; size <= kMaxOwnerBytes; ++size) {
     std::string owner(size, '\0');
     for (size_t i = 0; i < size; ++i) owner[i] = static_cast<char>((i * 37 + size) & 0xff);
@@ -202,8 +202,8 @@ TEST(LockOfOne, KeepsOwnersOf1To256AnyBytes) {
   }
 }
 
-// The number of bytes in memory: what nearly every lock costs.
-TEST(LockOfOne, TakesTwoWordsAndItsOwnerIfItIsNarrow) {
+// The memory that nearly every lock costs.
+TEST(LockOfOne, NarrowRecordTakesTwoWordsPlusOwner) {
   Hold early = kAnnsHold;
   early.since = kSince - Millis{(1 << 20) - 1};
   Hold late = kAnnsHold;
@@ -221,14 +221,14 @@ TEST(LockOfOne, TakesTwoWordsAndItsOwnerIfItIsNarrow) {
   }
 }
 
-TEST(LockOfOne, CanBeMadeOfItsBytes) {
+TEST(LockOfOne, CanBeConstructedFromItsBytes) {
   for (const Mode mode : kModes) {
     for (const Hold& hold : {kAnnsHold, Rare(kAnnsHold, Millis{7}, 2)}) {
       const LockPtr lock(Lock::Make({mode, hold}));
       const std::string_view bytes = lock->AsBytes();
       auto* copy = static_cast<char*>(::operator new(bytes.size()));
       std::copy(bytes.begin(), bytes.end(), copy);
-      // Bytes that are not a lock's stay the caller's, as they are.
+      // Invalid bytes are left unchanged and remain the caller's.
       EXPECT_EQ(Lock::Adopt(copy, bytes.size() - 1), nullptr);
       EXPECT_EQ(std::string_view(copy, bytes.size()), bytes);
       const LockPtr adopted(Lock::Adopt(copy, bytes.size()));
@@ -240,39 +240,39 @@ TEST(LockOfOne, CanBeMadeOfItsBytes) {
   }
 }
 
-TEST(LockOfOne, KnowsItsTokenWhileItLives) {
+TEST(LockOfOne, HasTokenOnlyWhileLive) {
   const LockPtr lock(Lock::Make({Mode::kExclusive, Rare(kAnnsHold, Millis{500}, 1)}));
   EXPECT_TRUE(lock->HasLive(kToken, kMinInstant));
   EXPECT_TRUE(lock->HasLive(kToken, kEnd));
-  EXPECT_FALSE(lock->HasLive(kToken, kEnd + kTick));  // though it lingers
+  EXPECT_FALSE(lock->HasLive(kToken, kEnd + kTick));  // although it lingers
   for (const Token other :
        {Token{0}, kMinToken, Token{kToken.value - 1}, Token{kToken.value + 1}, kMaxToken}) {
     EXPECT_FALSE(lock->HasLive(other, kEnd)) << other.value;
   }
 }
 
-TEST(LockOfOne, KeepsOutUntilItCloses) {
+TEST(LockOfOne, BlocksUntilItCloses) {
   const LockPtr plain(Lock::Make({Mode::kExclusive, kAnnsHold}));
-  EXPECT_EQ(plain->KeepingOut(kEnd), 1);
-  EXPECT_EQ(plain->KeepingOut(kEnd + kTick), 0);
+  EXPECT_EQ(plain->CountBlocking(kEnd), 1);
+  EXPECT_EQ(plain->CountBlocking(kEnd + kTick), 0);
   const LockPtr lingers(Lock::Make({Mode::kExclusive, Rare(kAnnsHold, Millis{500}, 1)}));
-  EXPECT_EQ(lingers->KeepingOut(kEnd + Millis{500}), 1);
-  EXPECT_EQ(lingers->KeepingOut(kEnd + Millis{501}), 0);
+  EXPECT_EQ(lingers->CountBlocking(kEnd + Millis{500}), 1);
+  EXPECT_EQ(lingers->CountBlocking(kEnd + Millis{501}), 0);
 }
 
 // --- Held -------------------------------------------------------------------------------------
 
-TEST(ApplyHeld, MakesALockWhereThereIsNone) {
+TEST(ApplyHeld, CreatesMissingLock) {
   for (const Mode mode : kModes) {
     EXPECT_FALSE(Joins(nullptr, mode));
-    const LockPtr lock(Apply(nullptr, Held{mode, kAnnsHold}));
+    const LockPtr lock(Apply(nullptr, HoldSet{mode, kAnnsHold}));
     ASSERT_NE(lock, nullptr);
     EXPECT_EQ(HoldsOf(*lock), Holds{kAnnsHold});
     EXPECT_EQ(lock->mode(), mode);
   }
 }
 
-TEST(ApplyHeld, ChangesTheLockOfTheSameOwnerWhereItIs) {
+TEST(ApplyHeld, UpdatesHoldOfSameOwnerInPlace) {
   const Hold renewed{.owner = kAnn,
                      .token = Token{kToken.value + 5},
                      .since = kSince + Millis{2},
@@ -280,35 +280,35 @@ TEST(ApplyHeld, ChangesTheLockOfTheSameOwnerWhereItIs) {
   for (const Mode before : kModes) {
     for (const Mode after : kModes) {
       const LockPtr lock(Lock::Make({before, kAnnsHold}));
-      EXPECT_EQ(Apply(lock.get(), Held{after, renewed}), lock.get());
+      EXPECT_EQ(Apply(lock.get(), HoldSet{after, renewed}), lock.get());
       EXPECT_EQ(HoldsOf(*lock), Holds{renewed});
       EXPECT_EQ(lock->mode(), after);
     }
   }
 }
 
-// A linger, a count above 1, a token far from the moment of its grant, a far end: each of them
-// needs a wide record, and wide records are of one size.
-TEST(ApplyHeld, ChangesAWideHoldWhereItIs) {
+// A linger, a count above 1, a token far from its grant time and a distant end each need a wide
+// record, and all wide records have the same size.
+TEST(ApplyHeld, UpdatesWideHoldInPlace) {
   const Holds wide = WideHolds();
   for (const Mode mode : kModes) {
     const LockPtr lock(Lock::Make({mode, Rare(kAnnsHold, Millis{9}, 3)}));
     for (const Hold& next : wide) {
-      EXPECT_EQ(Apply(lock.get(), Held{mode, next}), lock.get());
+      EXPECT_EQ(Apply(lock.get(), HoldSet{mode, next}), lock.get());
       EXPECT_EQ(HoldsOf(*lock), Holds{next});
-      EXPECT_EQ(lock->closes(), next.closes());
+      EXPECT_EQ(lock->blocks_until(), next.blocks_until());
       EXPECT_EQ(lock->mode(), mode);
     }
   }
 }
 
-// Also from wide to narrow: equal locks have equal records, whatever was there before.
-TEST(ApplyHeld, TakesANewLockForARecordOfAnotherSize) {
+// Also from wide to narrow: equal locks have equal records, whatever preceded them.
+TEST(ApplyHeld, ReallocatesLockForRecordOfOtherSize) {
   for (const Mode mode : kModes) {
     for (const Hold& wide : WideHolds()) {
       for (const auto& [before, after] : {std::pair(kAnnsHold, wide), {wide, kAnnsHold}}) {
         const LockPtr old(Lock::Make({mode, before}));
-        const LockPtr stored(Apply(old.get(), Held{mode, after}));
+        const LockPtr stored(Apply(old.get(), HoldSet{mode, after}));
         ASSERT_NE(stored, old);
         EXPECT_EQ(HoldsOf(*stored), Holds{after});
         EXPECT_EQ(stored->mode(), mode);
@@ -319,63 +319,63 @@ TEST(ApplyHeld, TakesANewLockForARecordOfAnotherSize) {
   }
 }
 
-// Among others it is the record of its own hold that changes its size.
-TEST(ApplyHeld, TakesANewRecordAmongOthers) {
+// In a lock of several holds only the owner's record is reallocated.
+TEST(ApplyHeld, ReallocatesOnlyOwnRecordAmongSeveral) {
   for (const Hold& wide : WideHolds()) {
     Cell cell;
-    cell << Held{Mode::kShared, kAnnsHold} << Held{Mode::kShared, kBobsHold};
+    cell << HoldSet{Mode::kShared, kAnnsHold} << HoldSet{Mode::kShared, kBobsHold};
     const Lock* const before = cell.get();
     for (const Hold& next : {wide, kAnnsHold, wide}) {
-      cell << Held{Mode::kShared, next};
+      cell << HoldSet{Mode::kShared, next};
       EXPECT_EQ(cell.get(), before);
       EXPECT_EQ(HoldsOf(*cell), (Holds{next, kBobsHold}));
-      EXPECT_EQ(cell->closes(), std::max(next.closes(), kBobsHold.closes()));
+      EXPECT_EQ(cell->blocks_until(), std::max(next.blocks_until(), kBobsHold.blocks_until()));
     }
   }
 }
 
-// A renewal that was decided refers to the very lock that it is applied to.
-TEST(ApplyHeld, TakesAFactWhoseOwnerIsInsideTheLock) {
+// The decision to renew refers to the lock that it is applied to.
+TEST(ApplyHeld, AcceptsFactThatRefersToLocksOwnBytes) {
   for (const bool crowded : {false, true}) {
     Cell cell;
-    cell << Held{Mode::kShared, kAnnsHold};
-    if (crowded) cell << Held{Mode::kShared, kBobsHold};
+    cell << HoldSet{Mode::kShared, kAnnsHold};
+    if (crowded) cell << HoldSet{Mode::kShared, kBobsHold};
     Hold hold = *cell->Find(kAnn);
     hold.end += kTick;
-    cell << Held{Mode::kShared, hold};
+    cell << HoldSet{Mode::kShared, hold};
     EXPECT_EQ(cell->Find(kAnn)->end, kEnd + kTick);
-    // This one needs more room: the record that the owner's bytes are in goes.
+    // This one needs more room: the record that contains the owner's bytes is freed.
     hold = *cell->Find(kAnn);
     hold.count = 5;
-    cell << Held{Mode::kShared, hold};
+    cell << HoldSet{Mode::kShared, hold};
     EXPECT_EQ(cell->Find(kAnn)->count, 5);
     EXPECT_EQ(cell->Find(kAnn)->owner, kAnn);
-    // And this one takes the place of the whole lock.
+    // And this one replaces the whole lock.
     hold = *cell->Find(kAnn);
     hold.linger = Millis{3};
-    cell << Held{Mode::kExclusive, hold};
+    cell << HoldSet{Mode::kExclusive, hold};
     EXPECT_EQ(HoldsOf(*cell), (Holds{{kAnn, kToken, kSince, kEnd + kTick, Millis{3}, 5}}));
   }
 }
 
-TEST(ApplyHeld, PutsANewLockInTheOldOnesPlaceForAnotherOwner) {
+TEST(ApplyHeld, ReplacesExclusiveLockOfOtherOwner) {
   for (const std::string_view other : {"bob"sv, "an"sv, "annn"sv, "ANN"sv}) {
     const LockPtr old(Lock::Make({Mode::kExclusive, kAnnsHold}));
     const Hold others{Owner{other}, Token{kToken.value + 1}, kEnd, kEnd + Millis{9}};
-    const LockPtr stored(Apply(old.get(), Held{Mode::kExclusive, others}));
+    const LockPtr stored(Apply(old.get(), HoldSet{Mode::kExclusive, others}));
     ASSERT_NE(stored, old);
     EXPECT_EQ(HoldsOf(*stored), Holds{others});
     EXPECT_EQ(HoldsOf(*old), Holds{kAnnsHold});
   }
 }
 
-TEST(ApplyHeld, JoinsHoldsOfItsOwnKindOnly) {
+TEST(ApplyHeld, JoinsOnlyHoldsOfSameMode) {
   for (const Mode before : kModes) {
     for (const Mode after : kModes) {
       const bool joins = before == after && after != Mode::kExclusive;
       const LockPtr old(Lock::Make({before, kAnnsHold}));
       EXPECT_EQ(Joins(old.get(), after), joins);
-      const LockPtr stored(Apply(old.get(), Held{after, kBobsHold}));
+      const LockPtr stored(Apply(old.get(), HoldSet{after, kBobsHold}));
       ASSERT_NE(stored, old);
       EXPECT_EQ(stored->mode(), after);
       EXPECT_EQ(HoldsOf(*stored), joins ? (Holds{kAnnsHold, kBobsHold}) : Holds{kBobsHold});
@@ -385,15 +385,15 @@ TEST(ApplyHeld, JoinsHoldsOfItsOwnKindOnly) {
   }
 }
 
-TEST(ApplyHeld, TakesThePlaceOfManyOfAnotherKind) {
+TEST(ApplyHeld, ReplacesAllHoldsOfOtherMode) {
   for (const Mode before : kModesOfMany) {
     for (const Mode after : kModes) {
       if (before == after) continue;
       for (const Hold& hold : {kAnnsHold, kCatsHold}) {
         Cell cell;
-        cell << Held{before, kAnnsHold} << Held{before, kBobsHold};
+        cell << HoldSet{before, kAnnsHold} << HoldSet{before, kBobsHold};
         EXPECT_FALSE(Joins(cell.get(), after));
-        cell << Held{after, hold};
+        cell << HoldSet{after, hold};
         EXPECT_EQ(HoldsOf(*cell), Holds{hold});
         EXPECT_EQ(cell->mode(), after);
         EXPECT_TRUE(cell->IsOneAllocation());
@@ -402,64 +402,64 @@ TEST(ApplyHeld, TakesThePlaceOfManyOfAnotherKind) {
   }
 }
 
-// A fact is obeyed, not judged: neither its time nor its token is compared with anything.
-TEST(ApplyHeld, ObeysFactsThatGoBack) {
+// A fact is applied unconditionally: neither its times nor its token are compared with anything.
+TEST(ApplyHeld, AppliesFactsWithEarlierTimesAndTokens) {
   const Hold older{kAnn, kMinToken, kMinInstant, kMinInstant};
   const LockPtr lock(Lock::Make({Mode::kExclusive, kAnnsHold}));
-  EXPECT_EQ(Apply(lock.get(), Held{Mode::kExclusive, older}), lock.get());
+  EXPECT_EQ(Apply(lock.get(), HoldSet{Mode::kExclusive, older}), lock.get());
   EXPECT_EQ(HoldsOf(*lock), Holds{older});
 
   Cell many;
-  many << Held{Mode::kShared, kAnnsHold} << Held{Mode::kShared, kBobsHold};
-  many << Held{Mode::kShared, older};
+  many << HoldSet{Mode::kShared, kAnnsHold} << HoldSet{Mode::kShared, kBobsHold};
+  many << HoldSet{Mode::kShared, older};
   EXPECT_EQ(HoldsOf(*many), (Holds{older, kBobsHold}));
   EXPECT_EQ(HoldsOf(*many, Order::kByToken), (Holds{older, kBobsHold}));
-  EXPECT_EQ(HoldsOf(*many, Order::kByClosing), (Holds{older, kBobsHold}));
+  EXPECT_EQ(HoldsOf(*many, Order::kByBlocksUntil), (Holds{older, kBobsHold}));
 }
 
 // --- A lock of many holds ---------------------------------------------------------------------
 
 class LockOfMany : public testing::Test {
  protected:
-  // Tokens and closings in opposite orders, owners in a third.
+  // Sorted by token and by closing time they have opposite orders; by owner a third one.
   LockOfMany() {
-    cell_ << Held{Mode::kShared, kCatsHold} << Held{Mode::kShared, kAnnsHold}
-          << Held{Mode::kShared, kBobsHold};
+    cell_ << HoldSet{Mode::kShared, kCatsHold} << HoldSet{Mode::kShared, kAnnsHold}
+          << HoldSet{Mode::kShared, kBobsHold};
   }
 
   Cell cell_;
 };
 
-TEST_F(LockOfMany, CanBeReadInThreeOrders) {
+TEST_F(LockOfMany, IteratesInThreeOrders) {
   EXPECT_EQ(cell_->size(), 3);
   EXPECT_EQ(HoldsOf(*cell_, Order::kByOwner), (Holds{kAnnsHold, kBobsHold, kCatsHold}));
   EXPECT_EQ(HoldsOf(*cell_, Order::kByToken), (Holds{kAnnsHold, kBobsHold, kCatsHold}));
-  EXPECT_EQ(HoldsOf(*cell_, Order::kByClosing), (Holds{kCatsHold, kBobsHold, kAnnsHold}));
-  EXPECT_EQ(cell_->closes(), kEnd);
+  EXPECT_EQ(HoldsOf(*cell_, Order::kByBlocksUntil), (Holds{kCatsHold, kBobsHold, kAnnsHold}));
+  EXPECT_EQ(cell_->blocks_until(), kEnd);
 }
 
-TEST_F(LockOfMany, MovesARenewedHoldInEveryOrder) {
+TEST_F(LockOfMany, RenewedHoldMovesInEveryOrder) {
   const Lock* const before = cell_.get();
   Hold renewed = kAnnsHold;
   renewed.token = Token{kToken.value + 9};
   renewed.end = kEnd - Millis{15};
-  cell_ << Held{Mode::kShared, renewed};
+  cell_ << HoldSet{Mode::kShared, renewed};
   EXPECT_EQ(cell_.get(), before);
   EXPECT_EQ(HoldsOf(*cell_, Order::kByOwner), (Holds{renewed, kBobsHold, kCatsHold}));
   EXPECT_EQ(HoldsOf(*cell_, Order::kByToken), (Holds{kBobsHold, kCatsHold, renewed}));
-  EXPECT_EQ(HoldsOf(*cell_, Order::kByClosing), (Holds{kCatsHold, renewed, kBobsHold}));
-  EXPECT_EQ(cell_->closes(), kEnd - Millis{10});
+  EXPECT_EQ(HoldsOf(*cell_, Order::kByBlocksUntil), (Holds{kCatsHold, renewed, kBobsHold}));
+  EXPECT_EQ(cell_->blocks_until(), kEnd - Millis{10});
 }
 
-// A long linger counts for the TTL of the key, whatever the order of the ends is.
-TEST_F(LockOfMany, ClosesWithTheLastLinger) {
+// A long linger determines the TTL of the key, whatever the order of the ends.
+TEST_F(LockOfMany, ClosesWithLastLinger) {
   const Hold lingers = Rare(kCatsHold, Millis{1000}, 1);
-  cell_ << Held{Mode::kShared, lingers};
-  EXPECT_EQ(HoldsOf(*cell_, Order::kByClosing), (Holds{kBobsHold, kAnnsHold, lingers}));
-  EXPECT_EQ(cell_->closes(), kCatsHold.end + Millis{1000});
+  cell_ << HoldSet{Mode::kShared, lingers};
+  EXPECT_EQ(HoldsOf(*cell_, Order::kByBlocksUntil), (Holds{kBobsHold, kAnnsHold, lingers}));
+  EXPECT_EQ(cell_->blocks_until(), kCatsHold.end + Millis{1000});
 }
 
-TEST_F(LockOfMany, FindsEveryOwnerAndNobodyElse) {
+TEST_F(LockOfMany, FindsExactlyItsOwners) {
   EXPECT_EQ(cell_->Find(kAnn), kAnnsHold);
   EXPECT_EQ(cell_->Find(kBob), kBobsHold);
   EXPECT_EQ(cell_->Find(kCat), kCatsHold);
@@ -469,20 +469,20 @@ TEST_F(LockOfMany, FindsEveryOwnerAndNobodyElse) {
   }
 }
 
-TEST_F(LockOfMany, CountsThoseThatKeepOut) {
-  EXPECT_EQ(cell_->KeepingOut(kMinInstant), 3);
-  EXPECT_EQ(cell_->KeepingOut(kEnd - Millis{20}), 3);
-  EXPECT_EQ(cell_->KeepingOut(kEnd - Millis{19}), 2);
-  EXPECT_EQ(cell_->KeepingOut(kEnd - Millis{10}), 2);
-  EXPECT_EQ(cell_->KeepingOut(kEnd - Millis{9}), 1);
-  EXPECT_EQ(cell_->KeepingOut(kEnd), 1);
-  EXPECT_EQ(cell_->KeepingOut(kEnd + kTick), 0);
-  cell_ << Held{Mode::kShared, Rare(kCatsHold, Millis{30}, 1)};
-  EXPECT_EQ(cell_->KeepingOut(kEnd + Millis{10}), 1);
-  EXPECT_EQ(cell_->KeepingOut(kEnd + Millis{11}), 0);
+TEST_F(LockOfMany, CountsHoldsThatStillBlock) {
+  EXPECT_EQ(cell_->CountBlocking(kMinInstant), 3);
+  EXPECT_EQ(cell_->CountBlocking(kEnd - Millis{20}), 3);
+  EXPECT_EQ(cell_->CountBlocking(kEnd - Millis{19}), 2);
+  EXPECT_EQ(cell_->CountBlocking(kEnd - Millis{10}), 2);
+  EXPECT_EQ(cell_->CountBlocking(kEnd - Millis{9}), 1);
+  EXPECT_EQ(cell_->CountBlocking(kEnd), 1);
+  EXPECT_EQ(cell_->CountBlocking(kEnd + kTick), 0);
+  cell_ << HoldSet{Mode::kShared, Rare(kCatsHold, Millis{30}, 1)};
+  EXPECT_EQ(cell_->CountBlocking(kEnd + Millis{10}), 1);
+  EXPECT_EQ(cell_->CountBlocking(kEnd + Millis{11}), 0);
 }
 
-TEST_F(LockOfMany, KnowsTheTokensOfLiveHolds) {
+TEST_F(LockOfMany, HasTokensOfLiveHoldsOnly) {
   EXPECT_TRUE(cell_->HasLive(kCatsHold.token, kCatsHold.end));
   EXPECT_FALSE(cell_->HasLive(kCatsHold.token, kCatsHold.end + kTick));
   EXPECT_TRUE(cell_->HasLive(kBobsHold.token, kCatsHold.end + kTick));
@@ -491,38 +491,38 @@ TEST_F(LockOfMany, KnowsTheTokensOfLiveHolds) {
   EXPECT_FALSE(cell_->HasLive(Token{kToken.value + 3}, kSince));
 }
 
-// Not what a server issues, but facts can say it, and a fact is obeyed.
-TEST_F(LockOfMany, HoldsTwoOwnersUnderOneToken) {
+// A server never issues this, but facts can contain it, and facts are applied unconditionally.
+TEST_F(LockOfMany, AllowsTwoOwnersUnderOneToken) {
   Hold same = kAnnsHold;
   same.owner = Owner{"zoe"};
   same.end = kEnd - Millis{5};
   Hold first = same;
   first.owner = Owner{"abe"};
   first.end = kEnd - Millis{6};
-  cell_ << Held{Mode::kShared, same} << Held{Mode::kShared, first};
+  cell_ << HoldSet{Mode::kShared, same} << HoldSet{Mode::kShared, first};
   EXPECT_EQ(HoldsOf(*cell_, Order::kByToken),
             (Holds{first, kAnnsHold, same, kBobsHold, kCatsHold}));
   EXPECT_TRUE(cell_->HasLive(kToken, kEnd));
-  cell_ << Ended{kAnn};
+  cell_ << HoldEnded{kAnn};
   EXPECT_TRUE(cell_->HasLive(kToken, kEnd - Millis{5}));  // the second of the two
   EXPECT_FALSE(cell_->HasLive(kToken, kEnd - Millis{4}));
-  cell_ << Ended{same.owner};
+  cell_ << HoldEnded{same.owner};
   EXPECT_TRUE(cell_->HasLive(kToken, kEnd - Millis{6}));
   EXPECT_FALSE(cell_->HasLive(kToken, kEnd - Millis{5}));
 }
 
-// Owners in the order of their bytes, as unsigned numbers: the order in which they are stored.
-TEST(LockOfManyOwners, AreInTheOrderOfTheirBytes) {
+// Owners are stored in the order of their bytes, compared as unsigned numbers.
+TEST(LockOfManyOwners, AreSortedByUnsignedBytes) {
   const std::vector<std::string> sorted = {"\0"s, "\0\0"s, "\0z"s, "A",    "a",    "a\0"s,
                                            "aa",  "b",     "\x7f", "\x80", "\xff", "\xff\0"s};
   std::vector<std::string> shuffled = sorted;
   std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937_64(7));
   Cell cell;
   for (const std::string& owner : shuffled) {
-    cell << Held{Mode::kLimit, {Owner{owner}, kToken, kSince, kEnd}};
+    cell << HoldSet{Mode::kLimit, {Owner{owner}, kToken, kSince, kEnd}};
   }
   ASSERT_EQ(cell->size(), sorted.size());
-  // All else being equal, owners decide in the other orders too.
+  // With equal tokens and ends the other orders fall back to owners.
   for (const Order order : kOrders) {
     for (size_t i = 0; i < sorted.size(); ++i) {
       EXPECT_EQ(cell->at(order, i).owner, Owner{sorted[i]}) << i;
@@ -533,58 +533,58 @@ TEST(LockOfManyOwners, AreInTheOrderOfTheirBytes) {
 
 // --- Released and Ended -----------------------------------------------------------------------
 
-TEST(ApplyEnded, TakesTheLastHoldWithTheLock) {
+TEST(ApplyEnded, LastHoldRemovesLock) {
   for (const Mode mode : kModes) {
     const LockPtr lock(Lock::Make({mode, Rare(kAnnsHold, Millis{9}, 7)}));
-    EXPECT_EQ(Apply(lock.get(), Ended{kAnn}), nullptr);
+    EXPECT_EQ(Apply(lock.get(), HoldEnded{kAnn}), nullptr);
     EXPECT_EQ(HoldsOf(*lock), Holds{Rare(kAnnsHold, Millis{9}, 7)});  // still the caller's
   }
 }
 
-TEST(ApplyEnded, LeavesTheOthers) {
+TEST(ApplyEnded, KeepsOtherHolds) {
   Cell cell;
-  cell << Held{Mode::kLimit, kAnnsHold} << Held{Mode::kLimit, kBobsHold}
-       << Held{Mode::kLimit, Rare(kCatsHold, Millis{5}, 3)};
+  cell << HoldSet{Mode::kLimit, kAnnsHold} << HoldSet{Mode::kLimit, kBobsHold}
+       << HoldSet{Mode::kLimit, Rare(kCatsHold, Millis{5}, 3)};
   const Lock* const before = cell.get();
-  cell << Ended{kCat};
+  cell << HoldEnded{kCat};
   EXPECT_EQ(HoldsOf(*cell), (Holds{kAnnsHold, kBobsHold}));
-  EXPECT_EQ(HoldsOf(*cell, Order::kByClosing), (Holds{kBobsHold, kAnnsHold}));
-  cell << Ended{kAnn};
+  EXPECT_EQ(HoldsOf(*cell, Order::kByBlocksUntil), (Holds{kBobsHold, kAnnsHold}));
+  cell << HoldEnded{kAnn};
   EXPECT_EQ(HoldsOf(*cell), Holds{kBobsHold});
-  EXPECT_EQ(cell->closes(), kBobsHold.end);
+  EXPECT_EQ(cell->blocks_until(), kBobsHold.end);
   EXPECT_EQ(cell.get(), before);
   EXPECT_EQ(cell->mode(), Mode::kLimit);
-  cell << Ended{kBob};
+  cell << HoldEnded{kBob};
   EXPECT_EQ(cell.get(), nullptr);
 }
 
-// An overdue hold is told by what the lock itself says.
-TEST(ApplyEnded, TakesAnOwnerThatIsInsideTheLock) {
+// The removal of an overdue hold refers to the lock's own bytes.
+TEST(ApplyEnded, AcceptsOwnerThatRefersToLocksOwnBytes) {
   Cell cell;
-  cell << Held{Mode::kShared, kAnnsHold} << Held{Mode::kShared, kBobsHold}
-       << Held{Mode::kShared, kCatsHold};
-  while (cell.get() != nullptr) cell << Ended{cell->at(Order::kByClosing, 0).owner};
-  cell << Held{Mode::kShared, kAnnsHold};
-  cell << Released{cell->at(Order::kByClosing, 0).owner};
+  cell << HoldSet{Mode::kShared, kAnnsHold} << HoldSet{Mode::kShared, kBobsHold}
+       << HoldSet{Mode::kShared, kCatsHold};
+  while (cell.get() != nullptr) cell << HoldEnded{cell->at(Order::kByBlocksUntil, 0).owner};
+  cell << HoldSet{Mode::kShared, kAnnsHold};
+  cell << HoldReleased{cell->at(Order::kByBlocksUntil, 0).owner};
   EXPECT_EQ(cell.get(), nullptr);
 }
 
-TEST(ApplyReleased, GivesUpOneCountAtATime) {
+TEST(ApplyReleased, DecrementsCountByOne) {
   for (const Mode mode : kModes) {
     for (const bool crowded : {false, true}) {
       if (crowded && mode == Mode::kExclusive) continue;
       Cell cell;
-      cell << Held{mode, Rare(kAnnsHold, Millis{9}, 3)};
-      if (crowded) cell << Held{mode, kBobsHold};
+      cell << HoldSet{mode, Rare(kAnnsHold, Millis{9}, 3)};
+      if (crowded) cell << HoldSet{mode, kBobsHold};
       const Lock* const before = cell.get();
       for (const uint32_t left : {2U, 1U}) {
-        cell << Released{kAnn};
+        cell << HoldReleased{kAnn};
         ASSERT_NE(cell.get(), nullptr);
         EXPECT_EQ(cell->Find(kAnn), Rare(kAnnsHold, Millis{9}, left));
       }
       EXPECT_EQ(cell->mode(), mode);
       EXPECT_EQ(cell.get(), before);
-      cell << Released{kAnn};
+      cell << HoldReleased{kAnn};
       if (crowded) {
         EXPECT_EQ(HoldsOf(*cell), Holds{kBobsHold});
       } else {
@@ -594,58 +594,58 @@ TEST(ApplyReleased, GivesUpOneCountAtATime) {
   }
 }
 
-// With the last count above 1 goes the room for it, unless something else needs it.
-TEST(ApplyReleased, MakesTheRecordNarrowAgain) {
+// When the count drops to 1 the room for it is freed, unless another field needs it.
+TEST(ApplyReleased, NarrowsRecordWhenCountReachesOne) {
   for (const bool crowded : {false, true}) {
     Cell cell;
-    if (crowded) cell << Held{Mode::kShared, kBobsHold};
-    cell << Held{Mode::kShared, Rare(kAnnsHold, Millis{0}, 2)} << Released{kAnn};
+    if (crowded) cell << HoldSet{Mode::kShared, kBobsHold};
+    cell << HoldSet{Mode::kShared, Rare(kAnnsHold, Millis{0}, 2)} << HoldReleased{kAnn};
     EXPECT_EQ(cell->Find(kAnn), kAnnsHold);
-    if (crowded) cell << Ended{kBob};
+    if (crowded) cell << HoldEnded{kBob};
     EXPECT_EQ(cell->AsBytes(), LockPtr(Lock::Make({Mode::kShared, kAnnsHold}))->AsBytes());
   }
 }
 
-TEST(ApplyReleased, CountsDownFromTheHighestCount) {
+TEST(ApplyReleased, DecrementsMaximumCount) {
   Cell cell;
-  cell << Held{Mode::kExclusive, Rare(kAnnsHold, Millis{0}, kMaxCount)} << Released{kAnn};
+  cell << HoldSet{Mode::kExclusive, Rare(kAnnsHold, Millis{0}, kMaxCount)} << HoldReleased{kAnn};
   EXPECT_EQ(cell->Find(kAnn)->count, kMaxCount - 1);
 }
 
-TEST(ApplyReleasedOrEnded, IsNothingWithoutTheHold) {
-  EXPECT_EQ(Apply(nullptr, Released{kAnn}), nullptr);
-  EXPECT_EQ(Apply(nullptr, Ended{kAnn}), nullptr);
+TEST(ApplyReleasedOrEnded, IgnoresMissingHold) {
+  EXPECT_EQ(Apply(nullptr, HoldReleased{kAnn}), nullptr);
+  EXPECT_EQ(Apply(nullptr, HoldEnded{kAnn}), nullptr);
   Cell cell;
-  cell << Held{Mode::kShared, kAnnsHold};
+  cell << HoldSet{Mode::kShared, kAnnsHold};
   for (const bool crowded : {false, true}) {
-    if (crowded) cell << Held{Mode::kShared, kBobsHold};
+    if (crowded) cell << HoldSet{Mode::kShared, kBobsHold};
     const Holds before = HoldsOf(*cell);
     const Lock* const lock = cell.get();
     for (const std::string_view other : {"an"sv, "annn"sv, "ANN"sv, "zoe"sv, "\0"sv}) {
-      cell << Released{Owner{other}} << Ended{Owner{other}};
+      cell << HoldReleased{Owner{other}} << HoldEnded{Owner{other}};
     }
     EXPECT_EQ(cell.get(), lock);
     EXPECT_EQ(HoldsOf(*cell), before);
   }
 }
 
-// What once had many holds works as before with one.
-TEST(LockOfManyWithOneLeft, IsALockOfOne) {
+// A lock that had several holds works as before with one.
+TEST(LockOfManyWithOneLeft, BehavesLikeLockOfOne) {
   for (const Mode mode : kModesOfMany) {
     Cell cell;
-    cell << Held{mode, kAnnsHold} << Held{mode, kBobsHold} << Ended{kAnn};
+    cell << HoldSet{mode, kAnnsHold} << HoldSet{mode, kBobsHold} << HoldEnded{kAnn};
     EXPECT_EQ(cell->size(), 1);
-    EXPECT_EQ(cell->closes(), kBobsHold.end);
-    EXPECT_EQ(cell->KeepingOut(kBobsHold.end + kTick), 0);
-    cell << Held{mode, Rare(kBobsHold, Millis{4}, 2)};
+    EXPECT_EQ(cell->blocks_until(), kBobsHold.end);
+    EXPECT_EQ(cell->CountBlocking(kBobsHold.end + kTick), 0);
+    cell << HoldSet{mode, Rare(kBobsHold, Millis{4}, 2)};
     EXPECT_EQ(HoldsOf(*cell), Holds{Rare(kBobsHold, Millis{4}, 2)});
-    cell << Held{mode, kCatsHold};
+    cell << HoldSet{mode, kCatsHold};
     EXPECT_EQ(cell->size(), 2);
-    cell << Ended{kCat} << Held{Mode::kExclusive, kBobsHold};  // an upgrade
+    cell << HoldEnded{kCat} << HoldSet{Mode::kExclusive, kBobsHold};  // an upgrade
     EXPECT_EQ(HoldsOf(*cell), Holds{kBobsHold});
     EXPECT_EQ(cell->mode(), Mode::kExclusive);
     EXPECT_TRUE(cell->IsOneAllocation());
-    cell << Held{mode, kAnnsHold};
+    cell << HoldSet{mode, kAnnsHold};
     EXPECT_EQ(HoldsOf(*cell), Holds{kAnnsHold});
   }
 }
@@ -665,11 +665,11 @@ size_t Remember(void* allocation) {
 TEST(Allocated, CountsEveryAllocationOnce) {
   Seen().clear();
   Cell cell;
-  cell << Held{Mode::kShared, kAnnsHold};
+  cell << HoldSet{Mode::kShared, kAnnsHold};
   EXPECT_EQ(cell->Allocated(Remember), 100);
   EXPECT_EQ(Seen().count(const_cast<Lock*>(cell.get())), 1);
   for (const Hold& hold : {kBobsHold, kCatsHold}) {
-    cell << Held{Mode::kShared, hold};
+    cell << HoldSet{Mode::kShared, hold};
     Seen().clear();
     // The lock, its three lists, the holds.
     EXPECT_EQ(cell->Allocated(Remember), 100 * (1 + 3 + cell->size()));
@@ -679,28 +679,28 @@ TEST(Allocated, CountsEveryAllocationOnce) {
   }
 }
 
-// --- Against a map ----------------------------------------------------------------------------
+// --- Comparison with a map --------------------------------------------------------------------
 
-// The most straightforward lock: a map. Whatever happens to the lock happens to it.
+// A reference implementation: a map that goes through the same changes as the lock.
 class Model {
  public:
-  void Hear(const Held& held) {
+  void ApplyFact(const HoldSet& held) {
     if (held.mode != mode_ || held.mode == Mode::kExclusive) holds_.clear();
     mode_ = held.mode;
     holds_[std::string(held.hold.owner.bytes)] = held.hold;
   }
-  void Hear(const Released& released) {
+  void ApplyFact(const HoldReleased& released) {
     const auto found = holds_.find(std::string(released.owner.bytes));
     if (found == holds_.end()) return;
     if (--found->second.count == 0) holds_.erase(found);
   }
-  void Hear(const Ended& ended) { holds_.erase(std::string(ended.owner.bytes)); }
-  void Hear(const Expired& expired) {
+  void ApplyFact(const HoldEnded& ended) { holds_.erase(std::string(ended.owner.bytes)); }
+  void ApplyFact(const HoldsExpired& expired) {
     std::erase_if(holds_, [&](const auto& entry) {
       return entry.second.end + entry.second.linger < expired.before;
     });
   }
-  void Hear(const SessionsEnded& ended) {
+  void ApplyFact(const SessionsEnded& ended) {
     for (const Owner owner : ended.owners) {
       const auto found = holds_.find(std::string(owner.bytes));
       if (found == holds_.end() || ended.at > found->second.end) continue;
@@ -723,9 +723,10 @@ class Model {
       holds.back().owner = Owner{owner};
     }
     const auto key = [order](const Hold& hold) {
-      const int64_t first = order == Order::kByToken     ? static_cast<int64_t>(hold.token.value)
-                            : order == Order::kByClosing ? (hold.end + hold.linger - kSince).count()
-                                                         : 0;
+      const int64_t first = order == Order::kByToken ? static_cast<int64_t>(hold.token.value)
+                            : order == Order::kByBlocksUntil
+                                ? (hold.end + hold.linger - kSince).count()
+                                : 0;
       return std::pair(first, hold.owner.bytes);
     };
     std::sort(holds.begin(), holds.end(),
@@ -738,7 +739,7 @@ class Model {
     if (lock == nullptr) return;
     ASSERT_EQ(lock->mode(), mode_);
     for (const Order order : kOrders) ASSERT_EQ(HoldsOf(*lock, order), Sorted(order));
-    ASSERT_EQ(lock->closes(), Sorted(Order::kByClosing).back().closes());
+    ASSERT_EQ(lock->blocks_until(), Sorted(Order::kByBlocksUntil).back().blocks_until());
   }
 
   void CheckPoint(const Lock* lock, Owner owner, Token token, Instant now) const {
@@ -756,13 +757,13 @@ class Model {
       if (now <= hold.end + hold.linger) ++keeping_out;
       live = live || (hold.token == token && now <= hold.end);
     }
-    ASSERT_EQ(lock->KeepingOut(now), keeping_out);
+    ASSERT_EQ(lock->CountBlocking(now), keeping_out);
     ASSERT_EQ(lock->HasLive(token, now), live);
   }
 
  private:
   Mode mode_ = Mode::kExclusive;
-  std::map<std::string, Hold> holds_;  // what their `owner` refers to may be gone
+  std::map<std::string, Hold> holds_;  // the bytes that their `owner` refers to may have been freed
 };
 
 struct Walk {
@@ -771,9 +772,9 @@ struct Walk {
   int steps;
   uint64_t owners;
   uint64_t change_mode_once_in;
-  uint64_t held_of_ten;  // so many steps of ten add or renew
+  uint64_t held_of_ten;  // how many steps of ten add or renew
   int check_all_once_in;
-  uint64_t sweep_once_in;  // of the others remove many at once
+  uint64_t sweep_once_in;  // one in so many of the other steps removes several at once
 };
 
 std::vector<Owner> ViewsOf(const std::vector<std::string>& names) {
@@ -784,7 +785,7 @@ std::vector<Owner> ViewsOf(const std::vector<std::string>& names) {
 
 class RandomWalk : public testing::TestWithParam<Walk> {};
 
-TEST_P(RandomWalk, AgreesWithTheMap) {
+TEST_P(RandomWalk, MatchesReferenceMap) {
   const Walk& walk = GetParam();
   std::mt19937_64 random(walk.seed);
   const auto below = [&](uint64_t bound) { return random() % bound; };
@@ -797,7 +798,7 @@ TEST_P(RandomWalk, AgreesWithTheMap) {
     if (below(walk.change_mode_once_in) == 0) mode = kModes[below(3)];
     std::string name = "owner " + std::to_string(below(walk.owners));
     Owner owner{name};
-    // As a decision does, a fact often speaks with the lock's own bytes.
+    // As in a decision, a fact often refers to the lock's own bytes.
     if (cell.get() != nullptr && below(2) == 0) {
       if (const auto own = cell->Find(owner); own.has_value()) owner = own->owner;
     }
@@ -805,31 +806,31 @@ TEST_P(RandomWalk, AgreesWithTheMap) {
     const Token token{kToken.value + below(2 * walk.owners)};
     const Instant now = kSince + Millis{below(100)};
     if (below(10) < walk.held_of_ten) {
-      const Held held{mode,
-                      {owner, token, kSince - Millis{below(9)}, kSince + Millis{below(100)},
-                       Millis{below(3) == 0 ? below(30) : 0},
-                       static_cast<uint32_t>(below(3) == 0 ? 1 + below(3) : 1)}};
-      model.Hear(held);
+      const HoldSet held{mode,
+                         {owner, token, kSince - Millis{below(9)}, kSince + Millis{below(100)},
+                          Millis{below(3) == 0 ? below(30) : 0},
+                          static_cast<uint32_t>(below(3) == 0 ? 1 + below(3) : 1)}};
+      model.ApplyFact(held);
       cell << held;
     } else if (below(walk.sweep_once_in) == 0) {
-      const Expired expired{kSince + Millis{below(130)}};
-      model.Hear(expired);
+      const HoldsExpired expired{kSince + Millis{below(130)}};
+      model.ApplyFact(expired);
       cell << expired;
     } else if (below(walk.sweep_once_in) == 0) {
       std::vector<std::string> names;
       for (uint64_t i = 0, count = 1 + below(walk.owners); i < count; ++i) {
-        names.push_back("owner " + std::to_string(below(walk.owners)));  // some of them twice
+        names.push_back("owner " + std::to_string(below(walk.owners)));  // with repetitions
       }
       const std::vector<Owner> owners(ViewsOf(names));
       const SessionsEnded ended{now, owners};
-      model.Hear(ended);
+      model.ApplyFact(ended);
       cell << ended;
     } else if (below(2) == 0) {
-      model.Hear(Released{owner});
-      cell << Released{owner};
+      model.ApplyFact(HoldReleased{owner});
+      cell << HoldReleased{owner};
     } else {
-      model.Hear(Ended{owner});
-      cell << Ended{owner};
+      model.ApplyFact(HoldEnded{owner});
+      cell << HoldEnded{owner};
     }
     most = std::max(most, model.size());
     model.CheckPoint(cell.get(), Owner{said}, token, now);
@@ -837,7 +838,7 @@ TEST_P(RandomWalk, AgreesWithTheMap) {
     if (HasFatalFailure()) return;
   }
   model.Check(cell.get());
-  EXPECT_GE(most, walk.owners * 9 / 10);  // the walk got to where it was sent
+  EXPECT_GE(most, walk.owners * 9 / 10);  // the walk reached the intended size
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -848,27 +849,27 @@ INSTANTIATE_TEST_SUITE_P(
                     Walk{"ManyLeaves", 14, 25'000, 2'000, 400'000, 9, 10'000, 4'000}),
     [](const auto& param_info) { return std::string(param_info.param.name); });
 
-// Each of them comes and goes, in an order that neither list is in.
-TEST(LockOfMany1000, EmptiesInAnyOrder) {
+// Holds are added and removed in an order that none of the lists has.
+TEST(LockOfMany1000, HoldsCanBeRemovedInAnyOrder) {
   constexpr size_t kOwners = 1'000;
   for (const bool rare : {false, true}) {
     std::vector<std::string> owners;
     for (size_t i = 0; i < kOwners; ++i) owners.push_back(std::to_string(i * 7919 % kOwners));
     Cell cell;
     for (size_t i = 0; i < kOwners; ++i) {
-      cell << Held{Mode::kLimit,
-                   {Owner{owners[i]}, Token{1 + i * 31 % kOwners}, kSince,
-                    kSince + Millis{i * 17 % kOwners}, Millis{rare ? 1 : 0}}};
+      cell << HoldSet{Mode::kLimit,
+                      {Owner{owners[i]}, Token{1 + i * 31 % kOwners}, kSince,
+                       kSince + Millis{i * 17 % kOwners}, Millis{rare ? 1 : 0}}};
       ASSERT_EQ(cell->size(), i + 1);
     }
     for (size_t i = 0; i < kOwners; ++i) {
-      EXPECT_EQ(cell->KeepingOut(kSince + Millis{i + (rare ? 1 : 0)}), kOwners - i);
+      EXPECT_EQ(cell->CountBlocking(kSince + Millis{i + (rare ? 1 : 0)}), kOwners - i);
       EXPECT_EQ(cell->at(Order::kByToken, i).token, Token{1 + i});
     }
     std::shuffle(owners.begin(), owners.end(), std::mt19937_64(3));
     for (size_t i = 0; i < kOwners; ++i) {
       ASSERT_TRUE(cell->Find(Owner{owners[i]}).has_value());
-      cell << Released{Owner{owners[i]}};
+      cell << HoldReleased{Owner{owners[i]}};
       if (i + 1 == kOwners) break;
       ASSERT_EQ(cell->size(), kOwners - i - 1);
       ASSERT_EQ(cell->Find(Owner{owners[i]}), std::nullopt);
@@ -879,51 +880,51 @@ TEST(LockOfMany1000, EmptiesInAnyOrder) {
 
 // --- Many holds removed at once ---------------------------------------------------------------
 
-TEST(ApplyExpired, RemovesWhatClosedBefore) {
+TEST(ApplyExpired, RemovesHoldsClosedBeforeGivenTime) {
   for (const Mode mode : kModesOfMany) {
     Cell cell;
-    cell << Held{mode, kAnnsHold} << Held{mode, kBobsHold} << Held{mode, kCatsHold};
+    cell << HoldSet{mode, kAnnsHold} << HoldSet{mode, kBobsHold} << HoldSet{mode, kCatsHold};
     const Lock* const before = cell.get();
-    cell << Expired{kCatsHold.end};
+    cell << HoldsExpired{kCatsHold.end};
     EXPECT_EQ(cell->size(), 3) << "it closes at that moment, not before";
-    cell << Expired{kCatsHold.end + kTick};
+    cell << HoldsExpired{kCatsHold.end + kTick};
     EXPECT_EQ(HoldsOf(*cell), (Holds{kAnnsHold, kBobsHold}));
     EXPECT_EQ(cell.get(), before);
-    cell << Held{mode, Rare(kBobsHold, Millis{500}, 1)} << Expired{kEnd + kTick};
+    cell << HoldSet{mode, Rare(kBobsHold, Millis{500}, 1)} << HoldsExpired{kEnd + kTick};
     EXPECT_EQ(HoldsOf(*cell), Holds{Rare(kBobsHold, Millis{500}, 1)}) << "it lingers";
-    EXPECT_EQ(Apply(const_cast<Lock*>(cell.get()), Expired{kMaxInstant}), nullptr);
+    EXPECT_EQ(Apply(const_cast<Lock*>(cell.get()), HoldsExpired{kMaxInstant}), nullptr);
     EXPECT_EQ(cell->size(), 1) << "still the caller's";
   }
 }
 
-TEST(ApplyExpired, OfOneHoldIsAllOrNothing) {
+TEST(ApplyExpired, RemovesWholeLockOfOneHold) {
   for (const Mode mode : kModes) {
     const LockPtr lock(Lock::Make({mode, kAnnsHold}));
-    EXPECT_EQ(Apply(lock.get(), Expired{kEnd}), lock.get());
-    EXPECT_EQ(Apply(lock.get(), Expired{kEnd + kTick}), nullptr);
+    EXPECT_EQ(Apply(lock.get(), HoldsExpired{kEnd}), lock.get());
+    EXPECT_EQ(Apply(lock.get(), HoldsExpired{kEnd + kTick}), nullptr);
   }
-  EXPECT_EQ(Apply(nullptr, Expired{kMaxInstant}), nullptr);
+  EXPECT_EQ(Apply(nullptr, HoldsExpired{kMaxInstant}), nullptr);
 }
 
 TEST(ApplySessionsEnded, RemovesLiveHoldsAndLetsOthersLinger) {
   const std::array owners = {kAnn, kCat, kBob, kAnn, Owner{"zoe"}};
   for (const Mode mode : kModesOfMany) {
     Cell cell;
-    cell << Held{mode, kAnnsHold} << Held{mode, Rare(kBobsHold, Millis{500}, 2)}
-         << Held{mode, kCatsHold};
-    cell << SessionsEnded{kCatsHold.end + kTick, owners};  // Cat's hold was over before
+    cell << HoldSet{mode, kAnnsHold} << HoldSet{mode, Rare(kBobsHold, Millis{500}, 2)}
+         << HoldSet{mode, kCatsHold};
+    cell << SessionsEnded{kCatsHold.end + kTick, owners};  // Cat's hold had ended before
     const Hold lingers = AfterSession(Rare(kBobsHold, Millis{500}, 2), kCatsHold.end + kTick);
     EXPECT_EQ(HoldsOf(*cell), (Holds{lingers, kCatsHold}));
-    EXPECT_EQ(lingers.closes(), kCatsHold.end + Millis{500});
+    EXPECT_EQ(lingers.blocks_until(), kCatsHold.end + Millis{500});
     EXPECT_FALSE(lingers.LiveAt(kMinInstant + kTick));
-    EXPECT_EQ(HoldsOf(*cell, Order::kByClosing), (Holds{kCatsHold, lingers}));
+    EXPECT_EQ(HoldsOf(*cell, Order::kByBlocksUntil), (Holds{kCatsHold, lingers}));
   }
 }
 
-TEST(ApplySessionsEnded, OfAllHoldersLeavesTheLockToTheCaller) {
+TEST(ApplySessionsEnded, EndOfAllHoldersLeavesLockToCaller) {
   const std::array owners = {kAnn, kBob};
   Cell cell;
-  cell << Held{Mode::kShared, kAnnsHold} << Held{Mode::kShared, kBobsHold};
+  cell << HoldSet{Mode::kShared, kAnnsHold} << HoldSet{Mode::kShared, kBobsHold};
   EXPECT_EQ(Apply(const_cast<Lock*>(cell.get()), SessionsEnded{kSince, owners}), nullptr);
   EXPECT_EQ(HoldsOf(*cell), (Holds{kAnnsHold, kBobsHold}));
   for (const Mode mode : kModes) {
@@ -935,13 +936,13 @@ TEST(ApplySessionsEnded, OfAllHoldersLeavesTheLockToTheCaller) {
   EXPECT_EQ(Apply(nullptr, SessionsEnded{kSince, owners}), nullptr);
 }
 
-// In both directions, in all orders, over many leaves.
-TEST(LockOfMany5000, CanBeReadFromBothEnds) {
+// In both directions, in all orders, across many leaves.
+TEST(LockOfMany5000, IteratesInBothDirections) {
   constexpr size_t kOwners = 5'000;
   Cell cell;
   for (size_t i = 0; i < kOwners; ++i) {
     const std::string owner = std::to_string(i * 7919 % kOwners);
-    cell << Held{
+    cell << HoldSet{
         Mode::kLimit,
         {Owner{owner}, Token{1 + i * 31 % kOwners}, kSince, kSince + Millis{i * 17 % kOwners}}};
   }
@@ -958,30 +959,32 @@ TEST(LockOfMany5000, CanBeReadFromBothEnds) {
   }
 }
 
-// Leaves are given back as holds go, whichever way they go.
-TEST(LockOfMany5000, GivesMemoryBack) {
+// Leaves are freed as holds are removed, in whatever order.
+TEST(LockOfMany5000, FreesMemoryAsHoldsEnd) {
   constexpr size_t kOwners = 5'000;
   for (const bool at_once : {false, true}) {
     Cell cell;
     for (size_t i = 0; i < kOwners; ++i) {
       const std::string owner = std::to_string(i);
-      cell << Held{Mode::kShared, {Owner{owner}, kToken, kSince, kSince + Millis{i}}};
+      cell << HoldSet{Mode::kShared, {Owner{owner}, kToken, kSince, kSince + Millis{i}}};
     }
     const Instant last = kSince + Millis{kOwners - 3};
-    for (size_t i = 0; !at_once && i < kOwners - 3; ++i) cell << Ended{Owner{std::to_string(i)}};
-    cell << Expired{last};
+    for (size_t i = 0; !at_once && i < kOwners - 3; ++i) {
+      cell << HoldEnded{Owner{std::to_string(i)}};
+    }
+    cell << HoldsExpired{last};
     ASSERT_EQ(cell->size(), 3);
     Seen().clear();
     EXPECT_EQ(cell->Allocated(Remember), 100 * (1 + 3 + cell->size()));
   }
 }
 
-// Ended with all its holds in it, by `delete`, as FLUSHALL on another thread does.
-TEST(LockOfMany1000, IsDeletedAsAWhole) {
+// Deleted with all its holds, as FLUSHALL does on another thread.
+TEST(LockOfMany1000, CanBeDeletedWhileHeld) {
   Cell cell;
   for (int i = 0; i < 1'000; ++i) {
     const std::string owner = std::to_string(i);
-    cell << Held{Mode::kShared, {Owner{owner}, kToken, kSince, kEnd, Millis{i % 2}}};
+    cell << HoldSet{Mode::kShared, {Owner{owner}, kToken, kSince, kEnd, Millis{i % 2}}};
   }
   EXPECT_EQ(cell->size(), 1'000);
 }

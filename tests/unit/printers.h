@@ -1,4 +1,4 @@
-// How failed expectations show the words of the core. Found by GoogleTest through the namespace.
+// GoogleTest printers for the types of the core, found through their namespace.
 
 #ifndef TURNSTILE_TESTS_UNIT_PRINTERS_H_
 #define TURNSTILE_TESTS_UNIT_PRINTERS_H_
@@ -26,7 +26,7 @@ inline void PrintTo(const Hold& hold, std::ostream* out) {
        << ", linger " << hold.linger.count() << ", count " << hold.count << "}";
 }
 
-// A switch, not a table: the compiler tells when a name is missing.
+// A switch, not a table: the compiler reports a missing name.
 inline void PrintTo(Mode mode, std::ostream* out) {
   switch (mode) {
     case Mode::kExclusive:

@@ -1,4 +1,4 @@
-// Parsing, as tables: what is accepted, what is refused, and with which words.
+// Parsing, as tables: which requests are accepted, and with which message others are refused.
 
 #include "core/request.h"
 
@@ -34,13 +34,13 @@ std::string ErrorOf(const Parsed<Request>& parsed) {
   return error == nullptr ? "(accepted)" : error->text;
 }
 
-// The words of a command whose key does not matter.
+// The words of a command, with an arbitrary key.
 Words WithKey(Words words) {
   words.insert(words.begin(), "the key");
   return words;
 }
 
-// What can be said after an acquire's owner.
+// The options that may follow the owner of LOCK.ACQUIRE.
 constexpr std::string_view kAnyOption =
     "PX ms, EX s, WAIT ms, SHARED, LIMIT n, REENTRANT, SESSION, LINGER ms, FLOOR token or "
     "ALSO numkeys key [key ...]";
@@ -49,7 +49,7 @@ bool IsOnePrintableLine(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
 }
 
-// What no integer of ours may look like, beside zero and numbers out of range.
+// Spellings that are never accepted as integers, in addition to zero and numbers out of range.
 const std::vector<std::string> kNotPlainDigits = {
     "",    "00",       "01",       "007",          "-1",     "-0",    "+1",
     " 1",  "1 ",       "\t1",      "1\n",          "1\r\n1", "1 000", "1\0"s,
@@ -60,7 +60,8 @@ const std::vector<std::string> kNotPlainDigits = {
     "1/",  "1:",       "\xd9\xa1", "\xef\xbc\x91", "\xff",   "\xb1",  "1\x80",
 };
 
-// Plain digits, but none of these fits into 63 bits. Cut to 64 bits, some would be small and fine.
+// Plain digits that do not fit into 63 bits. Truncated to 64 bits, some would be small valid
+// numbers.
 const std::vector<std::string> kTooHuge = {
     "9223372036854775808",    // 2^63
     "9223372036854775809",    // 2^63 + 1
@@ -74,8 +75,7 @@ const std::vector<std::string> kTooHuge = {
 
 // --- LOCK.ACQUIRE and LOCK.TOUCH: key owner <PX ms | EX s> ------------------------------------
 
-// What either command makes of its arguments.
-// The forms that are shown when something is missing.
+// The usage texts that are shown when an argument is missing.
 const std::string kAcquireUsage =
     "LOCK.ACQUIRE key owner PX milliseconds, for example LOCK.ACQUIRE table:12 alice PX 60000";
 const std::string kTouchUsage =
@@ -120,7 +120,7 @@ INSTANTIATE_TEST_SUITE_P(
                     LeaseCommand{"Touch", &ReadLease<TouchRequest, ParseTouch>, kTouchUsage}),
     [](const auto& param_info) { return std::string(param_info.param.name); });
 
-TEST_P(LeaseRequest, Accepts) {
+TEST_P(LeaseRequest, AcceptsValidRequests) {
   struct Case {
     Words words;
     int64_t lease;
@@ -139,7 +139,7 @@ TEST_P(LeaseRequest, Accepts) {
       {{"o", "PX", "86399999"}, 86399999},
       {{"o", "PX", "86400000"}, 86400000},
       {{"o", "EX", "86400"}, 86400000},
-      // An owner is what stands in the owner's place, whatever it looks like.
+      // The owner is recognised by its position, whatever it looks like.
       {{"PX", "PX", "5"}, 5},
       {{"EX", "EX", "5"}, 5000},
       {{"px", "EX", "5"}, 5000},
@@ -158,7 +158,7 @@ TEST_P(LeaseRequest, Accepts) {
   }
 }
 
-TEST_P(LeaseRequest, OwnerHas1To256Bytes) {
+TEST_P(LeaseRequest, OwnerMustHave1To256Bytes) {
   for (const size_t size : {size_t{1}, size_t{2}, size_t{255}, size_t{256}}) {
     for (const char byte : {'o', '\0', '\xff', '\n'}) {
       const std::string owner(size, byte);
@@ -170,12 +170,12 @@ TEST_P(LeaseRequest, OwnerHas1To256Bytes) {
   EXPECT_EQ(Error({std::string(257, 'o'), "PX", "1"}),
             "ERR the owner must have 1 to 256 bytes, not 257");
   EXPECT_EQ(Error({huge, "PX", "1"}), "ERR the owner must have 1 to 256 bytes, not 10485760");
-  // It stands first, so it is blamed first.
+  // It is the first argument, so it is reported first.
   EXPECT_EQ(Error({""}), "ERR the owner must have 1 to 256 bytes, not 0");
   EXPECT_EQ(Error({"", "PX", "x", "PX"}), "ERR the owner must have 1 to 256 bytes, not 0");
 }
 
-TEST_P(LeaseRequest, RefusesWhatIsMissing) {
+TEST_P(LeaseRequest, RefusesMissingArguments) {
   EXPECT_EQ(ErrorOf(ParseAcquire({}, kDay)), "ERR the key is missing: " + kAcquireUsage);
   EXPECT_EQ(ErrorOf(ParseTouch({}, kDay)), "ERR the key is missing: " + kTouchUsage);
   const std::string usage = ": " + GetParam().usage;
@@ -190,7 +190,7 @@ TEST_P(LeaseRequest, RefusesWhatIsMissing) {
 }
 
 // A number without its option, where no lease was given.
-TEST_P(LeaseRequest, TellsWhereTheLeaseBelongs) {
+TEST_P(LeaseRequest, SuggestsOptionForBareLeaseNumber) {
   const std::string usage = ": " + GetParam().usage;
   for (const Words& words :
        {Words{"o", "60000"}, {"o", "60000", "PX"}, {"o", "0"}, {"o", "ALSO", "1", "a", "5"}}) {
@@ -246,7 +246,7 @@ TEST_P(LeaseRequest, RefusesNumbersOutOfRange) {
   }
 }
 
-TEST_P(LeaseRequest, LimitIsTheLastAllowedLease) {
+TEST_P(LeaseRequest, AcceptsLeaseUpToMaximum) {
   struct Case {
     int64_t max_lease;
     int64_t most_seconds;
@@ -268,7 +268,7 @@ TEST_P(LeaseRequest, LimitIsTheLastAllowedLease) {
                   " (turnstile.max-lease-ms) in plain digits, not \"" + number(most_seconds + 1) +
                   "\"");
   }
-  // Under a second there is nothing left to say with EX.
+  // Below one second EX cannot express any lease.
   for (const int64_t max_lease : {1, 2, 999}) {
     const Limits limits{.max_lease = Millis{max_lease}};
     EXPECT_EQ(Read({"o", "PX", std::to_string(max_lease)}, limits).lease, Millis{max_lease});
@@ -286,7 +286,7 @@ TEST_P(LeaseRequest, SecondsDoNotOverflow) {
   }
 }
 
-TEST_P(LeaseRequest, RefusesALeaseGivenTwice) {
+TEST_P(LeaseRequest, RefusesDuplicateLease) {
   for (const Words& words : std::vector<Words>{
            {"o", "PX", "1", "PX", "1"},
            {"o", "PX", "1", "px", "2"},
@@ -302,8 +302,8 @@ TEST_P(LeaseRequest, RefusesALeaseGivenTwice) {
   }
 }
 
-// Those of SET, and what only looks like an option.
-TEST_P(LeaseRequest, RefusesOptionsThatDoNotExist) {
+// Those of SET, and words that only look like an option.
+TEST_P(LeaseRequest, RefusesUnknownOptions) {
   const std::string all =
       is_acquire() ? std::string(kAnyOption) : "PX ms, EX s or ALSO numkeys key [key ...]";
   const std::string all_but_lease =
@@ -317,15 +317,15 @@ TEST_P(LeaseRequest, RefusesOptionsThatDoNotExist) {
         "\xd0X"sv,  "PEXPIRE"sv,  "EXP"sv,      "SHARE"sv,    "SHARED\0"sv, "SHAREDX"sv,
         "LIMITS"sv, "LIMIT=3"sv,  "REENTRAN"sv, "SESSIONS"sv, "LINGERS"sv,  "ALS"sv,
         "ALSO "sv,  "EXCLUSIVE"sv}) {
-    const std::string place = "ERR syntax error at " + Quoted(option) + ": expected ";
+    const std::string state = "ERR syntax error at " + Quoted(option) + ": expected ";
     for (const Words& words :
          std::vector<Words>{{"o", option}, {"o", option, "100"}, {"o", option, "100", "PX", "5"}}) {
-      EXPECT_EQ(Error(words), place + all);
+      EXPECT_EQ(Error(words), state + all);
     }
     for (const Words& words : std::vector<Words>{{"o", "PX", "5", option},
                                                  {"o", "PX", "5", option, "100"},
                                                  {"o", "EX", "5", option, "100", "PX", "5"}}) {
-      EXPECT_EQ(Error(words), place + all_but_lease);
+      EXPECT_EQ(Error(words), state + all_but_lease);
     }
   }
   if (is_acquire()) return;
@@ -336,7 +336,7 @@ TEST_P(LeaseRequest, RefusesOptionsThatDoNotExist) {
   }
 }
 
-TEST_P(LeaseRequest, BlamesTheFirstMistake) {
+TEST_P(LeaseRequest, ReportsFirstError) {
   EXPECT_TRUE(Error({"o", "PX", "x", "EX", "y"}).starts_with("ERR PX must be"));
   EXPECT_TRUE(Error({"o", "EX", "y", "PX", "x"}).starts_with("ERR EX must be"));
   EXPECT_TRUE(Error({"o", "PX", "0", "NIX"}).starts_with("ERR PX must be"));
@@ -345,8 +345,8 @@ TEST_P(LeaseRequest, BlamesTheFirstMistake) {
 
 // --- The key ----------------------------------------------------------------------------------
 
-// A key is what stands in the key's place, whatever it looks like; the parsers only pass it by.
-TEST(AnyRequest, BeginsWithAnyKey) {
+// The key is recognised by its position, whatever it looks like; the parsers skip it.
+TEST(AnyRequest, AcceptsAnyKey) {
   const std::string huge(size_t{1} << 20, 'k');
   for (const std::string_view key :
        {""sv, "k"sv, "PX"sv, "ALSO"sv, "5"sv, "\0"sv, "a\0b\r\n\xff"sv, std::string_view(huge)}) {
@@ -382,7 +382,7 @@ Words Plus(const Words& options) {
 
 void ExpectReads(const Words& words, const AcquireRequest& expected) {
   SCOPED_TRACE(testing::PrintToString(words));
-  const Words command = WithKey(words);  // the request's keys are in here
+  const Words command = WithKey(words);  // owns the keys of the request
   const auto parsed = ParseAcquire(command, kDay);
   ASSERT_EQ(ErrorOf(parsed), "(accepted)");
   const auto& request = std::get<AcquireRequest>(parsed);
@@ -398,7 +398,7 @@ void ExpectReads(const Words& words, const AcquireRequest& expected) {
             Words(expected.also.begin(), expected.also.end()));
 }
 
-// For its numbers: its other keys would refer to words that are gone.
+// For its numbers only: the other keys would refer to words that have been freed.
 AcquireRequest Accepted(const Words& words) {
   const auto parsed = Acquire(words);
   EXPECT_EQ(ErrorOf(parsed), "(accepted)") << testing::PrintToString(words);
@@ -410,7 +410,7 @@ AcquireRequest Accepted(const Words& words) {
 
 std::string Refused(const Words& words) { return ErrorOf(Acquire(words)); }
 
-TEST(AcquireRequest, WithoutOptionsIsExclusiveAndOneTry) {
+TEST(AcquireRequest, DefaultsToExclusiveWithoutWaiting) {
   ExpectReads({"o", "PX", "5"}, {.owner = Owner{"o"},
                                  .lease = Millis{5},
                                  .wait = Millis{0},
@@ -422,7 +422,7 @@ TEST(AcquireRequest, WithoutOptionsIsExclusiveAndOneTry) {
                                  .also = {}});
 }
 
-TEST(AcquireRequest, TakesEachOptionInAnyCase) {
+TEST(AcquireRequest, OptionsAreCaseInsensitive) {
   const AcquireRequest bare{.owner = Owner{"o"}, .lease = Millis{5}};
   AcquireRequest expected = bare;
   expected.wait = Millis{70};
@@ -450,8 +450,8 @@ TEST(AcquireRequest, TakesEachOptionInAnyCase) {
 }
 
 // All options in all 720 orders, once shared and reentrant, once with a limit.
-TEST(AcquireRequest, TakesOptionsInAnyOrder) {
-  const Words keys = {"PX", "LIMIT", ""};  // keys, though they look like something else
+TEST(AcquireRequest, AcceptsOptionsInAnyOrder) {
+  const Words keys = {"PX", "LIMIT", ""};  // keys, although they look like options
   for (const bool shared : {true, false}) {
     const AcquireRequest expected{.owner = Owner{"WAIT"},
                                   .lease = Millis{5000},
@@ -477,7 +477,7 @@ TEST(AcquireRequest, TakesOptionsInAnyOrder) {
   }
 }
 
-TEST(AcquireRequest, EdgesOfItsNumbers) {
+TEST(AcquireRequest, AcceptsBoundaryNumbers) {
   EXPECT_EQ(Accepted(Plus({"WAIT", "0"})).wait, Millis{0});
   EXPECT_EQ(Accepted(Plus({"WAIT", "315360000000"})).wait, kMaxWait);
   EXPECT_EQ(Accepted(Plus({"LIMIT", "1"})).limit, 1);
@@ -487,7 +487,7 @@ TEST(AcquireRequest, EdgesOfItsNumbers) {
   EXPECT_EQ(Accepted(Plus({"LINGER", "86400000"})).linger, kDay.max_lease);
 }
 
-// The refusal of a number; what was given follows in quotes.
+// The error about a number; the given value follows in quotes.
 std::string MustBe(std::string_view option, const std::string& range) {
   return "ERR " + std::string(option) + " must be a whole number from " + range +
          " in plain digits, not ";
@@ -528,8 +528,8 @@ TEST(AcquireRequest, RefusesNumbersOutOfRange) {
             "\"86400001\"");
 }
 
-// As long as the longest lease, however that is set.
-TEST(AcquireRequest, LingersAtMostAsLongAsALease) {
+// At most the maximum lease, whatever that is set to.
+TEST(AcquireRequest, LingerIsAtMostMaximumLease) {
   for (const int64_t most : {int64_t{1}, int64_t{999}, int64_t{60'000}, int64_t{315'360'000'000}}) {
     const Limits limits{.max_lease = Millis{most}};
     const std::string last = std::to_string(most);
@@ -542,7 +542,7 @@ TEST(AcquireRequest, LingersAtMostAsLongAsALease) {
   }
 }
 
-TEST(AcquireRequest, RefusesOptionsGivenTwice) {
+TEST(AcquireRequest, RefusesDuplicateOptions) {
   const std::vector<std::pair<Words, std::string>> cases = {
       {{"WAIT", "1", "WAIT", "1"}, "WAIT is given twice"},
       {{"WAIT", "0", "wait", "0"}, "WAIT is given twice"},
@@ -571,19 +571,19 @@ TEST(AcquireRequest, RefusesOptionsGivenTwice) {
   }
 }
 
-TEST(AcquireRequest, RefusesReentrantWithALimit) {
+TEST(AcquireRequest, RefusesReentrantWithLimit) {
   const std::string error =
       "ERR syntax error: REENTRANT does not go with LIMIT, an owner has one permit: leave one out";
   EXPECT_EQ(Refused(Plus({"REENTRANT", "LIMIT", "3"})), error);
   EXPECT_EQ(Refused(Plus({"LIMIT", "1", "SESSION", "REENTRANT"})), error);
   EXPECT_EQ(Refused({"o", "LIMIT", "1", "REENTRANT", "EX", "5"}), error);
   EXPECT_TRUE(Accepted(Plus({"REENTRANT", "SHARED"})).reentrant);
-  // What is missing is said first.
+  // A missing argument is reported first.
   EXPECT_EQ(Refused({"o", "LIMIT", "1", "REENTRANT"}),
             "ERR the lease is missing: " + kAcquireUsage);
 }
 
-TEST(AcquireRequest, NamesOnlyTheOptionsThatAreLeft) {
+TEST(AcquireRequest, SyntaxErrorListsRemainingOptions) {
   const std::vector<std::pair<Words, std::string>> cases = {
       {{"SHARED"},
        "WAIT ms, REENTRANT, SESSION, LINGER ms, FLOOR token or ALSO numkeys key [key ...]"},
@@ -606,12 +606,12 @@ TEST(AcquireRequest, NamesOnlyTheOptionsThatAreLeft) {
             "ERR syntax error at \"NIX\": expected " + std::string(kAnyOption));
 }
 
-TEST(AcquireRequest, NeedsALeaseWhateverElseIsSaid) {
+TEST(AcquireRequest, RefusesMissingLeaseDespiteOtherOptions) {
   EXPECT_EQ(Refused({"o", "SHARED", "WAIT", "1", "SESSION", "LINGER", "5", "ALSO", "1", "a"}),
             "ERR the lease is missing: " + kAcquireUsage);
 }
 
-// --- ALSO, which three commands have ----------------------------------------------------------
+// --- ALSO, an option of three commands --------------------------------------------------------
 
 struct AlsoReading {
   Words also;
@@ -627,7 +627,7 @@ AlsoReading ReadAlso(const Parsed<Request>& parsed) {
 
 struct AlsoCommand {
   const char* name;
-  Words before;  // what stands before the options
+  Words before;  // the words before the options
   AlsoReading (*read)(const Words&);
 };
 
@@ -665,10 +665,10 @@ INSTANTIATE_TEST_SUITE_P(
                     [](const Words& words) { return ReadAlso(ParseRelease(words)); }}),
     [](const auto& param_info) { return std::string(param_info.param.name); });
 
-TEST_P(AlsoOption, TakesAsManyKeysAsItSays) {
+TEST_P(AlsoOption, AcceptsAnnouncedNumberOfKeys) {
   EXPECT_EQ(Read("1", {"a"}).also, Words{"a"});
   EXPECT_EQ(Read("3", {"c", "a", "b"}).also, (Words{"c", "a", "b"}));
-  // Keys are any bytes, and so are those that look like options.
+  // Keys are any bytes, including those that look like options.
   const Words odd = {"ALSO", "PX", "5", "", "\0"sv, "\0\0"sv, "o", "FIRST", "first\0"sv, "\xff"};
   EXPECT_EQ(Read("10", odd).also, odd);
   for (const size_t count : {size_t{63}, size_t{64}}) {
@@ -678,7 +678,7 @@ TEST_P(AlsoOption, TakesAsManyKeysAsItSays) {
   }
 }
 
-TEST_P(AlsoOption, RefusesOtherNumbers) {
+TEST_P(AlsoOption, RefusesInvalidNumberOfKeys) {
   const std::string must = "ERR ALSO must be a whole number from 1 to 64 in plain digits, not ";
   const std::vector<std::string> names = Names(70);
   const Words keys(names.begin(), names.end());
@@ -712,12 +712,12 @@ TEST_P(AlsoOption, RefusesTooManyKeys) {
   }
 }
 
-TEST_P(AlsoOption, IsGivenOnce) {
+TEST_P(AlsoOption, RefusesDuplicateOption) {
   EXPECT_EQ(Error("1", {"a"}, {"ALSO", "1", "b"}), "ERR syntax error: ALSO is given twice");
   EXPECT_EQ(Error("1", {"a"}, {"also"}), "ERR syntax error: ALSO is given twice");
 }
 
-TEST_P(AlsoOption, RefusesAKeyNamedTwice) {
+TEST_P(AlsoOption, RefusesDuplicateKeys) {
   const auto error = [](std::string_view key) {
     return "ERR the key " + Quoted(key) + " is named twice, name each lock once";
   };
@@ -729,7 +729,7 @@ TEST_P(AlsoOption, RefusesAKeyNamedTwice) {
   EXPECT_EQ(Error("2", {"\r\n"sv, "\r\n"sv}), error("\r\n"));
   const std::string huge(size_t{1} << 20, 'k');
   EXPECT_EQ(Error("2", {huge, huge}), error(huge));
-  // The first and the last of all that can be named.
+  // The first and the last key of the longest list.
   std::vector<std::string> names = Names(64);
   names.back() = names.front();
   EXPECT_EQ(Error("64", Words(names.begin(), names.end())), error("key 0"));
@@ -737,13 +737,13 @@ TEST_P(AlsoOption, RefusesAKeyNamedTwice) {
   EXPECT_EQ(Error("64", Words(names.begin(), names.end())), error("first"));
 }
 
-// Keys that a careless comparison would take for one.
-TEST_P(AlsoOption, ComparesKeysByteForByte) {
+// Keys that a careless comparison would consider equal.
+TEST_P(AlsoOption, ComparesKeysByteByByte) {
   const Words keys = {"a"sv, "A"sv, "a\0"sv, "a "sv, "aa"sv, "First"sv, "first "sv, "firs"sv};
   EXPECT_EQ(Read("8", keys).also, keys);
 }
 
-TEST(AlsoOptionOfTouch, StandsBeforeOrAfterTheLease) {
+TEST(AlsoOptionOfTouch, MayPrecedeOrFollowLease) {
   const auto parsed = ParseTouch(Words{"first", "o", "ALSO", "2", "a", "PX", "PX", "5"}, kDay);
   ASSERT_EQ(ErrorOf(parsed), "(accepted)");
   EXPECT_EQ(std::get<TouchRequest>(parsed).lease, Millis{5});
@@ -756,7 +756,7 @@ TEST(AlsoOptionOfTouch, StandsBeforeOrAfterTheLease) {
 
 // --- LOCK.RELEASE: key owner [ALSO numkeys key [key ...]] -------------------------------------
 
-TEST(ReleaseRequest, Accepts) {
+TEST(ReleaseRequest, AcceptsValidRequests) {
   for (const std::string& owner :
        {"o"s, "PX"s, " "s, "\0"s, "a\0b\r\n\xff"s, "ALSO"s, std::string(256, '\xfe')}) {
     const auto parsed = ParseRelease(WithKey({owner}));
@@ -766,7 +766,7 @@ TEST(ReleaseRequest, Accepts) {
   }
 }
 
-TEST(ReleaseRequest, Refuses) {
+TEST(ReleaseRequest, RefusesInvalidRequests) {
   const std::string long_owner(257, 'o');
   const std::string huge_owner(size_t{10} << 20, 'o');
   const std::string also = "expected ALSO numkeys key [key ...]";
@@ -788,7 +788,7 @@ TEST(ReleaseRequest, Refuses) {
 
 // --- LOCK.FENCE: key [token] ------------------------------------------------------------------
 
-TEST(FenceRequest, Accepts) {
+TEST(FenceRequest, AcceptsValidRequests) {
   const auto without = ParseFence(Words{"k"});
   ASSERT_EQ(ErrorOf(without), "(accepted)");
   EXPECT_EQ(std::get<FenceRequest>(without).token, std::nullopt);
@@ -801,7 +801,7 @@ TEST(FenceRequest, Accepts) {
   }
 }
 
-TEST(FenceRequest, Refuses) {
+TEST(FenceRequest, RefusesInvalidRequests) {
   const std::string must =
       "ERR the token must be a whole number from 1 to 9007199254740991 in plain digits, not ";
   const auto error = [](const Words& words) { return ErrorOf(ParseFence(WithKey(words))); };
@@ -820,7 +820,7 @@ TEST(FenceRequest, Refuses) {
   EXPECT_EQ(error({"THEN", "SET"}), must + "\"THEN\"");
 }
 
-TEST(FenceRequest, KeepsTheCommandAfterThenAsItIs) {
+TEST(FenceRequest, KeepsCommandAfterThenUnchanged) {
   const Words words = {"k", "7", "then", "SET", "THEN", "", std::string_view("a\0b", 3)};
   const auto parsed = ParseFence(words);
   ASSERT_EQ(ErrorOf(parsed), "(accepted)");
@@ -830,7 +830,7 @@ TEST(FenceRequest, KeepsTheCommandAfterThenAsItIs) {
   EXPECT_EQ(request.then.data(), words.data() + 3) << "a part of the arguments themselves";
 }
 
-TEST(FenceRequest, RefusesAThenInsideAThen) {
+TEST(FenceRequest, RefusesNestedThen) {
   const auto error = [](const Words& words) {
     Words fence = {"k", "7", "THEN"};
     fence.insert(fence.end(), words.begin(), words.end());
@@ -848,7 +848,7 @@ TEST(FenceRequest, RefusesAThenInsideAThen) {
             "ERR SELECT is not allowed after THEN, because it would change the connection");
 }
 
-TEST(AcquireRequest, TakesAFloor) {
+TEST(AcquireRequest, AcceptsFloor) {
   const auto floor = [](const Words& words) -> std::optional<Token> {
     const auto parsed = ParseAcquire(WithKey(words), Limits{std::chrono::hours{1}});
     EXPECT_EQ(ErrorOf(parsed), "(accepted)");
@@ -871,11 +871,11 @@ TEST(AcquireRequest, TakesAFloor) {
             "ERR syntax error: FLOOR is given twice");
 }
 
-// --- The pieces -------------------------------------------------------------------------------
+// --- Helpers of the parsers -------------------------------------------------------------------
 
 // --- LOCK.LIST and LOCK.TOP ---------------------------------------------------------------------
 
-TEST(ListRequest, Accepts) {
+TEST(ListRequest, AcceptsValidRequests) {
   const auto nothing = ParseList({});
   ASSERT_TRUE(std::holds_alternative<ListRequest>(nothing));
   EXPECT_EQ(std::get<ListRequest>(nothing).match, std::nullopt);
@@ -889,13 +889,13 @@ TEST(ListRequest, Accepts) {
   EXPECT_EQ(std::get<ListRequest>(all).count, 100000);
   EXPECT_EQ(std::get<ListRequest>(all).cursor, "18446744073709551615");
 
-  const Words keyword = {"MATCH", "COUNT"};  // as a pattern any word will do
+  const Words keyword = {"MATCH", "COUNT"};  // any word is a valid pattern
   const auto odd = ParseList(keyword);
   ASSERT_TRUE(std::holds_alternative<ListRequest>(odd));
   EXPECT_EQ(std::get<ListRequest>(odd).match, "COUNT");
 }
 
-TEST(ListRequest, Refuses) {
+TEST(ListRequest, RefusesInvalidRequests) {
   const auto error = [](const Words& words) { return ErrorOf(ParseList(words)); };
   EXPECT_EQ(error({"*"}), "ERR syntax error at \"*\": expected MATCH pattern, COUNT n or CURSOR c");
   EXPECT_EQ(error({"MATCH", "a", "CURSOR", "0", "b"}),
@@ -921,7 +921,7 @@ TEST(ListRequest, Refuses) {
   }
 }
 
-TEST(TopRequest, TakesANumberOrNothing) {
+TEST(TopRequest, AcceptsOptionalCount) {
   const auto most = [](const Words& words) { return std::get<TopRequest>(ParseTop(words)).most; };
   EXPECT_EQ(most({}), 10U);
   EXPECT_EQ(most({"1"}), 1U);
@@ -944,13 +944,13 @@ TEST(ParseDigits, ReadsPlainDigitsOnly) {
   for (const std::string& text : kTooHuge) EXPECT_EQ(ParseDigits(text), std::nullopt);
 }
 
-TEST(ParseDigits, ReadsNoByteBehindItsText) {
+TEST(ParseDigits, DoesNotReadPastEnd) {
   EXPECT_EQ(ParseDigits("12345"sv.substr(0, 3)), 123);
   EXPECT_EQ(ParseDigits("12345"sv.substr(1, 1)), 2);
   EXPECT_EQ(ParseDigits("1 2"sv.substr(0, 1)), 1);
 }
 
-TEST(IsKeyword, IgnoresTheCaseOfLettersAndNothingElse) {
+TEST(IsKeyword, IgnoresOnlyCaseOfLetters) {
   EXPECT_TRUE(IsKeyword("SHARED", "SHARED"));
   EXPECT_TRUE(IsKeyword("sHaReD", "SHARED"));
   EXPECT_FALSE(IsKeyword("SHARE", "SHARED"));
@@ -963,7 +963,7 @@ TEST(IsKeyword, IgnoresTheCaseOfLettersAndNothingElse) {
   }
 }
 
-TEST(Quoted, EscapesWhatIsNotPrintable) {
+TEST(Quoted, EscapesNonPrintableBytes) {
   EXPECT_EQ(Quoted(""), R"("")");
   EXPECT_EQ(Quoted("plain text ~"), R"("plain text ~")");
   EXPECT_EQ(Quoted("a\"b\\c"), R"("a\"b\\c")");
@@ -973,18 +973,18 @@ TEST(Quoted, EscapesWhatIsNotPrintable) {
   }
 }
 
-TEST(Quoted, ShowsFortyBytesAtMost) {
+TEST(Quoted, ShowsAtMost40Bytes) {
   const std::string forty = "0123456789012345678901234567890123456789";
   EXPECT_EQ(Quoted(forty), '"' + forty + '"');
   EXPECT_EQ(Quoted(forty + "x"), '"' + forty + "\"... (41 bytes)");
   EXPECT_EQ(Quoted(std::string(size_t{10} << 20, 'a')),
             '"' + std::string(40, 'a') + "\"... (10485760 bytes)");
-  // Bytes are counted, not the signs they are shown with.
+  // The limit counts bytes of the input, not the characters that show them.
   EXPECT_EQ(Quoted(std::string(40, '\0')).size(), 40 * 4 + 2);
   EXPECT_EQ(Quoted(std::string(41, '\0')).size(), 40 * 4 + 2 + "... (41 bytes)"sv.size());
 }
 
-TEST(Unquoted, LeavesAPlainWordAsItIs) {
+TEST(Unquoted, LeavesPlainWordUnchanged) {
   const std::string forty(40, 'w');
   for (const std::string& word : {"orders:42"s, "{tag}a"s, "'"s, "!"s, "~"s, forty}) {
     EXPECT_EQ(Unquoted(word), word);
@@ -995,8 +995,8 @@ TEST(Unquoted, LeavesAPlainWordAsItIs) {
   }
 }
 
-// Whatever bytes come in: a request in its ranges, or one printable line that begins with ERR.
-TEST(AnyRequest, RandomBytesGiveAValidRequestOrAPrintableLine) {
+// Any input gives a request within its ranges, or one printable line that begins with ERR.
+TEST(AnyRequest, RandomBytesGiveValidRequestOrPrintableError) {
   constexpr uint64_t kSeed = 20260115;
   constexpr int kRounds = 50'000;
   const std::array known = {"PX"sv,      "ex"sv,

@@ -26,12 +26,12 @@ std::string NameOf(int db, const std::string& key, const std::string& owner) {
 
 using Holds = std::vector<std::string>;
 
-// All holds that have ended with their connections, as "db/key/owner", sorted. Takes them out.
+// All holds that ended with their connections, as "db/key/owner", sorted. Removes them.
 Holds TakeAllEnded(Sessions& sessions) {
   Holds ended;
   while (sessions.has_ended()) {
     const LockName lock = sessions.FirstWithEnded();
-    const std::string key(lock.key);  // the binding that it is a view of goes
+    const std::string key(lock.key);  // a copy: the binding that it is a view of is removed
     const size_t count = sessions.CountEnded(lock);
     const std::vector<std::string> owners = sessions.TakeEnded({lock.db, key}, 1'000).owners;
     EXPECT_EQ(owners.size(), count);
@@ -48,7 +48,7 @@ Holds Close(Sessions& sessions, Sessions::Client client) {
   return TakeAllEnded(sessions);
 }
 
-TEST(SessionsTest, NothingIsBoundAtFirst) {
+TEST(SessionsTest, NothingIsBoundInitially) {
   Sessions sessions;
   EXPECT_TRUE(sessions.empty());
   EXPECT_FALSE(sessions.IsBound(kDoor, kAlice));
@@ -64,7 +64,7 @@ TEST(SessionsTest, NothingIsBoundAtFirst) {
   sessions.UnbindAll(std::nullopt);
 }
 
-TEST(SessionsTest, AConnectionThatClosesTakesAllItsHoldsAlong) {
+TEST(SessionsTest, ClosedConnectionEndsAllItsHolds) {
   Sessions sessions;
   sessions.Bind(1, kDoor, kAlice);
   sessions.Bind(1, kGate, kAlice);
@@ -80,7 +80,7 @@ TEST(SessionsTest, AConnectionThatClosesTakesAllItsHoldsAlong) {
   EXPECT_TRUE(sessions.empty());
 }
 
-TEST(SessionsTest, WhatHasEndedIsKnownUntilItIsTakenOut) {
+TEST(SessionsTest, EndedHoldIsKnownUntilTaken) {
   Sessions sessions;
   sessions.Bind(1, kDoor, kAlice);
   sessions.Bind(2, kDoor, kBob);
@@ -111,7 +111,7 @@ TEST(SessionsTest, WhatHasEndedIsKnownUntilItIsTakenOut) {
   EXPECT_FALSE(sessions.empty()) << "bob is connected";
 }
 
-TEST(SessionsTest, HoldThatHasEndedMayBeBoundAnew) {
+TEST(SessionsTest, EndedHoldCanBeBoundAgain) {
   Sessions sessions;
   sessions.Bind(1, kDoor, kAlice);
   sessions.Bind(1, kGate, kAlice);
@@ -122,7 +122,7 @@ TEST(SessionsTest, HoldThatHasEndedMayBeBoundAnew) {
   EXPECT_EQ(sessions.BoundTo(kDoor, kAlice), 2U);
 }
 
-TEST(SessionsTest, HoldThatEndedOtherwiseDoesNotEndAgain) {
+TEST(SessionsTest, UnboundHoldDoesNotEndAgain) {
   Sessions sessions;
   sessions.Bind(1, kDoor, kAlice);
   sessions.Bind(1, kGate, kAlice);
@@ -135,7 +135,7 @@ TEST(SessionsTest, HoldThatEndedOtherwiseDoesNotEndAgain) {
   EXPECT_FALSE(sessions.has_ended()) << "nothing is kept of a connection without holds";
 }
 
-TEST(SessionsTest, WhatHasEndedMovesWithItsDatabase) {
+TEST(SessionsTest, EndedHoldsFollowDatabaseSwap) {
   Sessions sessions;
   sessions.Bind(1, kDoor, kAlice);
   sessions.Close(1);
@@ -145,7 +145,7 @@ TEST(SessionsTest, WhatHasEndedMovesWithItsDatabase) {
   EXPECT_EQ(TakeAllEnded(sessions), Holds{"3/door/alice"});
 }
 
-TEST(SessionsTest, AHoldIsBoundToTheLastConnectionOnly) {
+TEST(SessionsTest, HoldIsBoundToLastConnectionOnly) {
   Sessions sessions;
   sessions.Bind(1, kDoor, kAlice);
   sessions.Bind(2, kDoor, kAlice);
@@ -156,7 +156,7 @@ TEST(SessionsTest, AHoldIsBoundToTheLastConnectionOnly) {
   EXPECT_EQ(Close(sessions, 2), Holds{"0/door/alice"}) << "bound twice is bound once";
 }
 
-TEST(SessionsTest, WhatIsUnboundDoesNotEnd) {
+TEST(SessionsTest, UnboundHoldDoesNotEnd) {
   Sessions sessions;
   sessions.Bind(1, kDoor, kAlice);
   sessions.Bind(1, kDoor, kBob);
@@ -172,7 +172,7 @@ TEST(SessionsTest, WhatIsUnboundDoesNotEnd) {
   EXPECT_EQ(Close(sessions, 1), (Holds{"0/gate/bob", "1/door/alice"}));
 }
 
-TEST(SessionsTest, KeysThatBeginAlikeAreOthers) {
+TEST(SessionsTest, KeysWithCommonPrefixAreDistinct) {
   Sessions sessions;
   const std::string nul("door\0x", 6);
   for (const std::string& key : {std::string("door"), std::string("door2"), nul, std::string()}) {
@@ -182,7 +182,7 @@ TEST(SessionsTest, KeysThatBeginAlikeAreOthers) {
   EXPECT_EQ(Close(sessions, 1), (Holds{"0//alice", "0/" + nul + "/alice", "0/door2/alice"}));
 }
 
-TEST(SessionsTest, DatabasesAreEmptiedAndSwapped) {
+TEST(SessionsTest, DatabasesCanBeFlushedAndSwapped) {
   Sessions sessions;
   for (int db = 0; db < 3; ++db) sessions.Bind(1, LockName{db, "door"}, kAlice);
   sessions.SwapDatabases(0, 2);
@@ -195,8 +195,8 @@ TEST(SessionsTest, DatabasesAreEmptiedAndSwapped) {
   EXPECT_FALSE(sessions.HasAny(1));
 }
 
-// Everything at random, against a plain list.
-TEST(SessionsTest, RandomHistory) {
+// Random operations, compared with a plain list.
+TEST(SessionsTest, RandomHistoryMatchesReferenceList) {
   std::mt19937 random(7);
   const auto pick = [&random](int n) {
     return static_cast<int>(random() % static_cast<unsigned>(n));
@@ -230,7 +230,7 @@ TEST(SessionsTest, RandomHistory) {
         EXPECT_EQ(sessions.HasAny(client), has_any);
         sessions.Close(client);
         for (Bound& bound : model) bound.ended = bound.ended || bound.client == client;
-        client = 0;  // the next one has another number
+        client = 0;  // the next one gets a new number
         break;
       }
       case 1:
@@ -288,18 +288,18 @@ TEST(SessionsTest, RandomHistory) {
   }
 }
 
-TEST(Sessions, ManyEndedHoldsAreTakenOutInParts) {
+TEST(Sessions, EndedHoldsAreTakenInBatches) {
   Sessions sessions;
   constexpr LockName kCrowded{0, "crowded"};
   for (char owner = 'a'; owner <= 'j'; ++owner) {
     sessions.Bind(owner < 'f' ? 1 : 2, kCrowded, Owner{{&owner, 1}});
   }
   sessions.Close(2);
-  // The first five steps pass those of the open connection.
+  // The first five steps skip the holds of the open connection.
   Sessions::EndedHolds ended = sessions.TakeEnded(kCrowded, 5);
   EXPECT_TRUE(ended.owners.empty());
   EXPECT_TRUE(ended.more);
-  // But one that has ended is found at once.
+  // But an ended one is found at once.
   EXPECT_EQ(sessions.FirstWithEnded(), kCrowded);
   ended = sessions.TakeFirstEnded(2);
   EXPECT_EQ(ended.owners, (std::vector<std::string>{"f", "g"}));

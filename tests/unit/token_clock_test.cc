@@ -1,4 +1,4 @@
-// The token clock with hand-set time. A moment is written in microseconds, as tokens are.
+// The token clock with a manual wall clock. Instants are in microseconds, as tokens are.
 
 #include "core/token_clock.h"
 
@@ -33,7 +33,7 @@ TokenClock ClockAt(uint64_t last) {
   return clock;
 }
 
-// What a server does with a grant: takes the next token and observes it.
+// Issues a token as a server does: takes the next one and observes it.
 uint64_t Issue(TokenClock& clock, FineInstant now) {
   const std::optional<Token> token = clock.Next(now);
   if (!token.has_value()) return 0;
@@ -41,30 +41,30 @@ uint64_t Issue(TokenClock& clock, FineInstant now) {
   return token->value;
 }
 
-TEST(TokenClock, BeginsAtZero) {
+TEST(TokenClock, StartsAtZero) {
   const TokenClock clock;
   EXPECT_EQ(clock.last(), Token{0});
   EXPECT_EQ(clock.LeadAt(At(kNow)), Micros{0});
 }
 
-TEST(TokenClock, TokenIsTheWallClockInMicroseconds) {
+TEST(TokenClock, TokenIsWallClockInMicroseconds) {
   TokenClock clock;
   EXPECT_EQ(Issue(clock, At(kNow)), kNow);
   EXPECT_EQ(Issue(clock, At(kNow + 5)), kNow + 5);
   EXPECT_EQ(Issue(clock, At(kNow + kSecond)), kNow + kSecond);
 }
 
-TEST(TokenClock, TokenIsOneMoreThanTheLastIfThatIsLarger) {
+TEST(TokenClock, TokenIsAtLeastOneMoreThanLast) {
   TokenClock clock;
   EXPECT_EQ(Issue(clock, At(kNow)), kNow);
   EXPECT_EQ(Issue(clock, At(kNow)), kNow + 1);
   EXPECT_EQ(Issue(clock, At(kNow)), kNow + 2);
-  EXPECT_EQ(Issue(clock, At(kNow + 2)), kNow + 3);  // the wall clock shows the last token
+  EXPECT_EQ(Issue(clock, At(kNow + 2)), kNow + 3);  // the wall clock equals the last token
   EXPECT_EQ(Issue(clock, At(kNow + 4)), kNow + 4);  // both rules agree
   EXPECT_EQ(Issue(clock, At(kNow + 6)), kNow + 6);
 }
 
-TEST(TokenClock, RisesWhenTheWallClockStepsBack) {
+TEST(TokenClock, TokensRiseWhenWallClockStepsBack) {
   TokenClock clock;
   EXPECT_EQ(Issue(clock, At(kNow)), kNow);
   EXPECT_EQ(Issue(clock, At(kNow - 3600 * kSecond)), kNow + 1);
@@ -74,14 +74,14 @@ TEST(TokenClock, RisesWhenTheWallClockStepsBack) {
   EXPECT_EQ(Issue(clock, At(kNow + 100)), kNow + 100);
 }
 
-TEST(TokenClock, NextIssuesNothingByItself) {
+TEST(TokenClock, NextDoesNotAdvanceClock) {
   const TokenClock clock = ClockAt(kNow);
   EXPECT_EQ(clock.Next(At(kNow)), Token{kNow + 1});
   EXPECT_EQ(clock.Next(At(kNow)), Token{kNow + 1});
   EXPECT_EQ(clock.last(), Token{kNow});
 }
 
-TEST(TokenClock, AnyWalkOfTheWallClockGivesRisingTokens) {
+TEST(TokenClock, TokensRiseForAnyWallClock) {
   constexpr uint64_t kSeed = 4711;
   SCOPED_TRACE(kSeed);
   std::mt19937_64 random(kSeed);
@@ -97,7 +97,7 @@ TEST(TokenClock, AnyWalkOfTheWallClockGivesRisingTokens) {
   }
 }
 
-TEST(TokenClock, ObserveRaisesAndNeverLowers) {
+TEST(TokenClock, ObserveNeverLowersClock) {
   TokenClock clock;
   clock.Observe(Token{kNow});
   EXPECT_EQ(clock.last(), Token{kNow});
@@ -110,7 +110,7 @@ TEST(TokenClock, ObserveRaisesAndNeverLowers) {
   EXPECT_EQ(clock.Next(At(kNow)), Token{kNow + 8});
 }
 
-TEST(TokenClock, ObserveStopsAtTheLastToken) {
+TEST(TokenClock, ObserveStopsAtLastToken) {
   for (const uint64_t token : {kLast, kLast + 1, std::numeric_limits<uint64_t>::max()}) {
     EXPECT_EQ(ClockAt(token).last(), kMaxToken);
   }
@@ -130,8 +130,8 @@ TEST(TokenClock, WallClockBefore1970CountsAsZero) {
   EXPECT_EQ(TokenClock().Next(At(int64_t{2})), Token{2});
 }
 
-TEST(TokenClock, RefusesToIssueBeyondTheLastToken) {
-  // The clock alone comes to its end.
+TEST(TokenClock, RefusesToIssueBeyondLastToken) {
+  // The token clock alone reaches its end.
   TokenClock clock = ClockAt(kLast - 2);
   EXPECT_EQ(Issue(clock, At(kNow)), kLast - 1);
   EXPECT_EQ(Issue(clock, At(kNow)), kLast);
@@ -151,7 +151,7 @@ TEST(TokenClock, RefusesToIssueBeyondTheLastToken) {
 
 // --- Starting to issue -------------------------------------------------------------------------
 
-TEST(TokenClock, StartNotesTheLargerOfTheMarginAndThreeSecondsMore) {
+TEST(TokenClock, StartRaisesFloorByMarginOrThreeSeconds) {
   struct Case {
     uint64_t last;
     uint64_t floor;
@@ -172,7 +172,7 @@ TEST(TokenClock, StartNotesTheLargerOfTheMarginAndThreeSecondsMore) {
   }
 }
 
-TEST(TokenClock, StartWithoutMargin) {
+TEST(TokenClock, StartWithoutMarginUsesWallClockOrThreeSecondsMore) {
   TokenClock empty;
   EXPECT_EQ(empty.StartIssuing(At(kNow), Millis{0}), Token{kNow});
   EXPECT_EQ(empty.Next(At(kNow)), Token{kNow + 1});
@@ -180,7 +180,7 @@ TEST(TokenClock, StartWithoutMargin) {
   EXPECT_EQ(ahead.StartIssuing(At(kNow), Millis{0}), Token{kNow + 5 + 3 * kSecond});
 }
 
-TEST(TokenClock, StartsInALoopHardlyAddUp) {
+TEST(TokenClock, RepeatedStartsAddThreeSecondsEach) {
   TokenClock clock;
   clock.StartIssuing(At(kNow), kMargin);
   EXPECT_EQ(Issue(clock, At(kNow)), kNow + 30 * kSecond + 1);
@@ -189,26 +189,26 @@ TEST(TokenClock, StartsInALoopHardlyAddUp) {
     clock.StartIssuing(At(kNow), kMargin);
     EXPECT_EQ(Issue(clock, At(kNow)), before + 3 * kSecond + 1);
   }
-  // Where nothing is granted, nothing adds up at all.
+  // Without grants, repeated starts do not add up.
   for (int i = 0; i < 30; ++i) {
     const uint64_t before = clock.last().value;
     EXPECT_EQ(clock.StartIssuing(At(kNow), kMargin), Token{before + 3 * kSecond});
   }
 }
 
-TEST(TokenClock, FirstGrantPassesTheFloor) {
+TEST(TokenClock, OnlyFirstGrantPassesFloor) {
   TokenClock clock = ClockAt(kNow);
   EXPECT_EQ(clock.FloorPassedBy(Token{kNow + 1}), std::nullopt) << "none was noted";
   clock.StartIssuing(At(kNow), kMargin);
   const Token floor = clock.reading();
-  EXPECT_EQ(clock.FloorPassedBy(Token{kNow}), std::nullopt) << "a holder that asks again";
+  EXPECT_EQ(clock.FloorPassedBy(Token{kNow}), std::nullopt) << "a holder that reacquires";
   EXPECT_EQ(clock.FloorPassedBy(floor), std::nullopt);
   EXPECT_EQ(clock.FloorPassedBy(*clock.Next(At(kNow))), floor);
   Issue(clock, At(kNow));
   EXPECT_EQ(clock.FloorPassedBy(*clock.Next(At(kNow))), std::nullopt) << "only the first does";
 }
 
-TEST(TokenClock, DemotionForgetsTheFloor) {
+TEST(TokenClock, DemotionDiscardsFloor) {
   TokenClock clock = ClockAt(kNow);
   clock.StartIssuing(At(kNow), kMargin);
   EXPECT_EQ(clock.LeadAt(At(kNow)), kMargin);
@@ -218,7 +218,7 @@ TEST(TokenClock, DemotionForgetsTheFloor) {
 }
 
 // "As long as clock skew plus the lead of the tokens that were lost stays under the margin."
-TEST(TokenClock, MarginCoversWhatWasForgotten) {
+TEST(TokenClock, MarginCoversLostTokens) {
   for (const uint64_t lost_lead : {uint64_t{0}, uint64_t{1}, 29 * kSecond, 30 * kSecond}) {
     TokenClock forgetful;
     forgetful.StartIssuing(At(kNow), kMargin);
@@ -226,7 +226,7 @@ TEST(TokenClock, MarginCoversWhatWasForgotten) {
   }
 }
 
-TEST(TokenClock, StartStopsAtTheLastToken) {
+TEST(TokenClock, StartStopsAtLastToken) {
   for (const uint64_t last : {kLast - 30 * kSecond + 1, kLast - 3 * kSecond, kLast - 1, kLast}) {
     TokenClock near = ClockAt(last);
     EXPECT_EQ(near.StartIssuing(At(last), kMargin), kMaxToken);
@@ -243,7 +243,7 @@ TEST(TokenClock, StartStopsAtTheLastToken) {
   }
 }
 
-TEST(TokenClock, LeadIsTheWayAheadOfTheWallClock) {
+TEST(TokenClock, LeadIsDistanceToWallClock) {
   const TokenClock clock = ClockAt(kNow);
   EXPECT_EQ(clock.LeadAt(At(kNow - 1)), Micros{1});
   EXPECT_EQ(clock.LeadAt(At(kNow)), Micros{0});
@@ -253,7 +253,7 @@ TEST(TokenClock, LeadIsTheWayAheadOfTheWallClock) {
   EXPECT_EQ(clock.LeadAt(kEndOfTime), Micros{0});
 }
 
-TEST(TokenClock, LeadOfAnyToken) {
+TEST(TokenClock, LeadOfTokenIsNeverNegative) {
   EXPECT_EQ(LeadOf(Token{0}, At(kNow)), Micros{0});
   EXPECT_EQ(LeadOf(Token{kNow}, At(kNow)), Micros{0});
   EXPECT_EQ(LeadOf(Token{kNow + 3}, At(kNow)), Micros{3});
@@ -261,19 +261,19 @@ TEST(TokenClock, LeadOfAnyToken) {
   EXPECT_EQ(LeadOf(kMaxToken, kEndOfTime), Micros{0});
 }
 
-// --- What others may ask of it ------------------------------------------------------------------
+// --- Bounds on what others can ask of the clock -------------------------------------------------
 
-TEST(TokenClock, FloorsOfClientsAreBoundedByThreeThings) {
+TEST(TokenClock, ClientFloorIsBoundedByStartWallClockAndLastToken) {
   TokenClock clock;
   clock.ProcessStarted(At(kNow));
   clock.StartIssuing(At(kNow), kMargin);
-  // Just after the start of the process: one and a half margins from there.
+  // Just after the start of the process: one and a half margins from the start.
   EXPECT_EQ(clock.HighestFloor(At(kNow)), Token{kNow + 45 * kSecond});
   EXPECT_EQ(clock.HighestFloor(At(kNow + 30 * kSecond)), Token{kNow + 45 * kSecond});
-  // Later half a margin ahead of the wall clock.
+  // Later: half a margin ahead of the wall clock.
   EXPECT_EQ(clock.HighestFloor(At(kNow + 30 * kSecond + 1)), Token{kNow + 45 * kSecond + 1});
   EXPECT_EQ(clock.HighestFloor(At(kNow + kTenMinutes)), Token{kNow + kTenMinutes + 15 * kSecond});
-  // Always what the clock has reached, or would reach with its next token.
+  // Always: what the clock has reached, or would reach with its next token.
   clock.Observe(Token{kNow + 2 * kTenMinutes});
   EXPECT_EQ(clock.HighestFloor(At(kNow + kTenMinutes)), Token{kNow + 2 * kTenMinutes});
   clock.StartIssuing(At(kNow + kTenMinutes), kMargin);
@@ -281,7 +281,7 @@ TEST(TokenClock, FloorsOfClientsAreBoundedByThreeThings) {
             Token{kNow + 2 * kTenMinutes + 3 * kSecond});
 }
 
-TEST(TokenClock, PromotionIsNoStartOfTheProcess) {
+TEST(TokenClock, PromotionDoesNotRaiseClientFloorBound) {
   TokenClock clock;
   clock.ProcessStarted(At(kNow));
   const uint64_t later = kNow + kTenMinutes;
@@ -289,7 +289,7 @@ TEST(TokenClock, PromotionIsNoStartOfTheProcess) {
   EXPECT_EQ(clock.HighestFloor(At(later)), Token{later + 30 * kSecond});
 }
 
-TEST(TokenClock, FloorsOfClientsFollowTheMargin) {
+TEST(TokenClock, ClientFloorBoundFollowsMargin) {
   TokenClock clock;
   clock.SetMargin(Millis{0});
   EXPECT_EQ(clock.HighestFloor(At(kNow)), Token{kNow});
@@ -298,18 +298,18 @@ TEST(TokenClock, FloorsOfClientsFollowTheMargin) {
   EXPECT_EQ(clock.HighestFloor(kEndOfTime), kMaxToken);
 }
 
-TEST(TokenClock, AdoptsWhatIsNotFarAhead) {
+TEST(TokenClock, AdoptsTokensUpToBoundAheadOfWallClock) {
   TokenClock clock;
   EXPECT_TRUE(clock.MayAdopt(Token{kNow + kTenMinutes}, At(kNow)));
   EXPECT_FALSE(clock.MayAdopt(Token{kNow + kTenMinutes + 1}, At(kNow)));
   EXPECT_FALSE(clock.MayAdopt(kMaxToken, At(kNow)));
-  // What the clock has reached already does no harm.
+  // A token that the clock has already reached does no harm.
   clock.Observe(Token{kNow + 2 * kTenMinutes});
   EXPECT_TRUE(clock.MayAdopt(Token{kNow + 2 * kTenMinutes}, At(kNow)));
   EXPECT_FALSE(clock.MayAdopt(Token{kNow + 2 * kTenMinutes + 1}, At(kNow)));
 }
 
-// --- In a cluster: issuing in another's place --------------------------------------------------
+// --- In a cluster: taking over slots of other nodes --------------------------------------------
 
 TokenClock IssuingAt(uint64_t last) {
   TokenClock clock = ClockAt(last);
@@ -317,7 +317,7 @@ TokenClock IssuingAt(uint64_t last) {
   return clock;
 }
 
-TEST(TokenClock, AdvanceBeyondLeadsByTheMarginAndNoMore) {
+TEST(TokenClock, AdvanceBeyondLeadsByAtMostMargin) {
   TokenClock clock = IssuingAt(kNow);
   clock.AdvanceBeyond({}, At(kNow));
   EXPECT_EQ(clock.reading(), Token{kNow + 30 * kSecond});
@@ -326,7 +326,7 @@ TEST(TokenClock, AdvanceBeyondLeadsByTheMarginAndNoMore) {
   EXPECT_EQ(clock.reading(), Token{kNow + 30 * kSecond});
   clock.AdvanceBeyond({}, At(kNow + 1));
   EXPECT_EQ(clock.LeadAt(At(kNow + 1)), kMargin);
-  // Nothing is added to a lead that is larger.
+  // A lead that is already larger is not extended.
   TokenClock far = IssuingAt(kNow + kTenMinutes);
   far.AdvanceBeyond({}, At(kNow));
   EXPECT_EQ(far.reading(), Token{kNow + kTenMinutes});
@@ -335,63 +335,63 @@ TEST(TokenClock, AdvanceBeyondLeadsByTheMarginAndNoMore) {
   EXPECT_EQ(end.reading(), kMaxToken);
 }
 
-TEST(TokenClock, AdvanceBeyondIsMoreThanTheOthersHaveIssued) {
+TEST(TokenClock, AdvanceBeyondExceedsTokensOfOtherNodes) {
   RemoteClock others;
-  EXPECT_EQ(others.AtMost(At(kNow)), Token{0});
+  EXPECT_EQ(others.UpperBound(At(kNow)), Token{0});
   others.Observe({.last = Token{kNow + 60 * kSecond}, .wall = Token{kNow + 2 * kSecond}}, At(kNow));
   TokenClock clock = IssuingAt(0);
   clock.AdvanceBeyond(others, At(kNow));
   EXPECT_GT(clock.reading(), Token{kNow + 60 * kSecond});
 }
 
-TEST(RemoteClock, GoesOnAtMostAsFastAsAServerCan) {
-  constexpr uint64_t kOnTheWay = 1000;
+TEST(RemoteClock, EstimateGrowsAtMostAsFastAsServerIssues) {
+  constexpr uint64_t kMessageDelay = 1000;
   RemoteClock others;
   others.Observe({.last = Token{kNow + 60 * kSecond}, .wall = Token{kNow + 2 * kSecond}}, At(kNow));
-  EXPECT_EQ(others.AtMost(At(kNow)), Token{kNow + 60 * kSecond + kOnTheWay});
-  EXPECT_EQ(others.AtMost(At(kNow + 10)), Token{kNow + 60 * kSecond + 5 + kOnTheWay});
-  // The lead has melted, and what is left is a wall clock that is ahead of ours.
+  EXPECT_EQ(others.UpperBound(At(kNow)), Token{kNow + 60 * kSecond + kMessageDelay});
+  EXPECT_EQ(others.UpperBound(At(kNow + 10)), Token{kNow + 60 * kSecond + 5 + kMessageDelay});
+  // The lead is used up, and what remains is a wall clock ahead of ours.
   const uint64_t later = kNow + 200 * kSecond;
-  EXPECT_EQ(others.AtMost(At(later)), Token{later + 2 * kSecond + kOnTheWay});
-  // A clock that was set back stands still.
-  EXPECT_EQ(others.AtMost(At(kNow - kSecond)), others.AtMost(At(kNow)));
-  EXPECT_EQ(others.AtMost(kBigBang), others.AtMost(At(kNow)));
+  EXPECT_EQ(others.UpperBound(At(later)), Token{later + 2 * kSecond + kMessageDelay});
+  // If our clock is set back, the estimate stands still.
+  EXPECT_EQ(others.UpperBound(At(kNow - kSecond)), others.UpperBound(At(kNow)));
+  EXPECT_EQ(others.UpperBound(kBigBang), others.UpperBound(At(kNow)));
 }
 
-TEST(RemoteClock, KeepsTheFurthestAndForgets) {
+TEST(RemoteClock, KeepsFurthestReadingAndExpires) {
   RemoteClock others;
   others.Observe({.last = Token{kNow + 60 * kSecond}, .wall = Token{kNow}}, At(kNow));
-  const Token furthest = others.AtMost(At(kNow));
+  const Token furthest = others.UpperBound(At(kNow));
   others.Observe({.last = Token{kNow + 50 * kSecond}, .wall = Token{kNow}}, At(kNow));
-  EXPECT_EQ(others.AtMost(At(kNow)), furthest);
+  EXPECT_EQ(others.UpperBound(At(kNow)), furthest);
   others.Observe({.last = Token{kNow + 70 * kSecond}, .wall = Token{kNow}}, At(kNow));
-  EXPECT_GT(others.AtMost(At(kNow)), furthest);
+  EXPECT_GT(others.UpperBound(At(kNow)), furthest);
 
-  EXPECT_GT(others.AtMost(At(kNow + kTenMinutes)), Token{kNow});
-  EXPECT_EQ(others.AtMost(At(kNow + kTenMinutes + 1)), Token{0});
-  EXPECT_EQ(others.AtMost(kEndOfTime), Token{0});
+  EXPECT_GT(others.UpperBound(At(kNow + kTenMinutes)), Token{kNow});
+  EXPECT_EQ(others.UpperBound(At(kNow + kTenMinutes + 1)), Token{0});
+  EXPECT_EQ(others.UpperBound(kEndOfTime), Token{0});
   others.Observe({.last = Token{kNow}, .wall = Token{kNow}}, At(kNow + kTenMinutes + 1));
-  EXPECT_GT(others.AtMost(At(kNow + kTenMinutes + 1)), Token{kNow});
+  EXPECT_GT(others.UpperBound(At(kNow + kTenMinutes + 1)), Token{kNow});
 }
 
-// One server has issued more, another has the faster wall clock, which overtakes.
-TEST(RemoteClock, KeepsWhatIsFurthestLater) {
+// One server has issued more tokens, another has a wall clock that is further ahead and will
+// overtake it.
+TEST(RemoteClock, KeepsReadingThatWillOvertake) {
   RemoteClock others;
   others.Observe({.last = Token{kNow + 10 * kSecond}, .wall = Token{kNow}}, At(kNow));
   others.Observe({.last = Token{0}, .wall = Token{kNow + 9 * kSecond}}, At(kNow));
-  EXPECT_LT(others.AtMost(At(kNow)), Token{kNow + 11 * kSecond});
-  EXPECT_GT(others.AtMost(At(kNow + 20 * kSecond)), Token{kNow + 29 * kSecond});
+  EXPECT_LT(others.UpperBound(At(kNow)), Token{kNow + 11 * kSecond});
+  EXPECT_GT(others.UpperBound(At(kNow + 20 * kSecond)), Token{kNow + 29 * kSecond});
 }
 
-// Two nodes give each other a slot, back and forth, every few milliseconds, and each hears the
-// other's reading before it issues, if it does. Their wall clocks are apart, by more than the
-// margin.
+// Two nodes exchange a slot every few milliseconds. A node may or may not receive the other's clock
+// reading before it issues tokens. Their wall clocks differ by more than the margin.
 class SlotExchange : public ::testing::TestWithParam<uint64_t> {};
 
-TEST_P(SlotExchange, TokensRiseAndTheLeadDoesNotRunAway) {
+TEST_P(SlotExchange, TokensRiseAndLeadStaysBounded) {
   constexpr uint64_t kApart = 45 * kSecond;
   TokenClock clocks[2] = {IssuingAt(0), IssuingAt(0)};
-  RemoteClock heard[2];
+  RemoteClock received[2];
   uint64_t wall = kNow;
   uint64_t last = 0;
   std::mt19937_64 random(7);
@@ -399,9 +399,9 @@ TEST_P(SlotExchange, TokensRiseAndTheLeadDoesNotRunAway) {
     const auto from = static_cast<size_t>(hop % 2);
     const auto to = 1 - from;
     const auto at = [&](size_t node) { return At(wall + (node == 0 ? kApart : 0)); };
-    heard[to].Observe(clocks[from].Read(at(from)), at(to));
+    received[to].Observe(clocks[from].Read(at(from)), at(to));
     wall += random() % 8000;
-    clocks[to].AdvanceBeyond(heard[to], at(to));
+    clocks[to].AdvanceBeyond(received[to], at(to));
     for (uint64_t grants = GetParam() > 0 ? random() % GetParam() : 0; grants > 0; grants--) {
       const uint64_t token = Issue(clocks[to], at(to));
       ASSERT_GT(token, last) << "hop " << hop;
@@ -409,7 +409,7 @@ TEST_P(SlotExchange, TokensRiseAndTheLeadDoesNotRunAway) {
       wall += random() % 50;
     }
   }
-  // It stays what the wall clocks are apart, and the margin, and a little.
+  // The lead stays close to the difference of the wall clocks plus the margin.
   EXPECT_LE(clocks[1].LeadAt(At(wall)), Micros{kApart} + kMargin + std::chrono::seconds{1});
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cinttypes>
@@ -20,7 +21,8 @@
 #include <vector>
 
 #include "core/request.h"
-#include "fault/checker.h"
+#include "fault/checker/checker.h"
+#include "fault/checker/exemptions.h"
 #include "fault/history.h"
 #include "fault/simulator/simulator.h"
 
@@ -28,7 +30,9 @@ namespace turnstile::fault {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: turnstile_simulator [--schedules N] [--seed FIRST] [--jobs J] [--only SEED]\n";
+    "usage: turnstile_simulator [--schedules N] [--seed FIRST] [--jobs J] [--only SEED]\n"
+    "                           [--without-exemption NAME]  judge more strictly than is right\n"
+    "                           [--find-exemption-seeds N]  what forces each in N schedules\n";
 constexpr size_t kMostJobs = 256;
 constexpr uint64_t kNoSeed = std::numeric_limits<uint64_t>::max();
 
@@ -37,12 +41,20 @@ struct Options {
   uint64_t first = 1;
   uint64_t jobs = std::max(1U, std::thread::hardware_concurrency());
   std::optional<uint64_t> only;
+  std::optional<uint64_t> find_exemption_seeds;
+  Exemptions exemptions;
 };
 
 std::optional<Options> ParseOptions(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; i += 2) {
     const std::string_view name = argv[i];
+    if (name == "--without-exemption" && i + 1 < argc) {
+      const std::optional<Exemption> exemption = FindExemption(argv[i + 1]);
+      if (!exemption.has_value()) return std::nullopt;
+      options.exemptions = options.exemptions.Without(*exemption);
+      continue;
+    }
     const auto value = i + 1 < argc ? ParseDigits(argv[i + 1]) : std::nullopt;
     if (!value.has_value()) return std::nullopt;
     const auto number = static_cast<uint64_t>(*value);
@@ -54,6 +66,8 @@ std::optional<Options> ParseOptions(int argc, char** argv) {
       options.jobs = std::min<uint64_t>(number, kMostJobs);
     } else if (name == "--only") {
       options.only = number;
+    } else if (name == "--find-exemption-seeds") {
+      options.find_exemption_seeds = number;
     } else {
       return std::nullopt;
     }
@@ -86,7 +100,7 @@ void IsWrong(Shared& shared, uint64_t seed) {
 
 void Work(Shared& shared, const Options& options, uint64_t number) {
   Shared::Job& job = shared.jobs[number];
-  Simulator simulator;
+  Simulator simulator(options.exemptions);
   for (uint64_t i = number; i < options.schedules; i += options.jobs) {
     const uint64_t seed = options.first + i;
     if (seed > shared.wrong) break;
@@ -98,8 +112,8 @@ void Work(Shared& shared, const Options& options, uint64_t number) {
 }
 
 // Everything that happens in one schedule.
-int TellOne(uint64_t seed) {
-  Simulator simulator;
+int TellOne(uint64_t seed, const Exemptions& exemptions) {
+  Simulator simulator(exemptions);
   const std::vector<Violation> violations = simulator.Run(seed, &std::cout);
   Write(simulator.history(), std::cout);
   if (violations.empty()) {
@@ -110,6 +124,28 @@ int TellOne(uint64_t seed) {
     std::cout << "seed " << seed << ": " << Story(simulator.history(), violation);
   }
   return EXIT_FAILURE;
+}
+
+// Prints, for each exemption, its name and the first seed that forces it, or 0 if none does.
+int FindExemptionSeeds(uint64_t schedules) {
+  std::array<uint64_t, kExemptions> seeds{};
+  size_t found = 0;
+  Simulator simulator;
+  for (uint64_t seed = 1; seed <= schedules && found < kExemptions; ++seed) {
+    if (!simulator.Run(seed).empty()) {
+      std::cerr << "seed " << seed << " is wrong with all exemptions\n";
+      return EXIT_FAILURE;
+    }
+    for (size_t i = 0; i < kExemptions; ++i) {
+      if (seeds[i] != 0 || simulator.JudgeWithout(static_cast<Exemption>(i)).empty()) continue;
+      seeds[i] = seed;
+      ++found;
+    }
+  }
+  for (const ExemptionRow& row : ExemptionTable()) {
+    std::cout << row.name << ' ' << seeds[static_cast<size_t>(row.exemption)] << '\n';
+  }
+  return EXIT_SUCCESS;
 }
 
 int RunMany(const Options& options) {
@@ -161,7 +197,7 @@ int RunMany(const Options& options) {
                 seed - options.first + 1);
     return EXIT_FAILURE;
   }
-  Simulator simulator;
+  Simulator simulator(options.exemptions);
   const std::vector<Violation> violations = simulator.Run(seed);
   std::printf("seed %" PRIu64 ": %s, after %" PRIu64 " schedules\n", seed,
               violations.empty() ? "another outcome this time" : violations.front().check.c_str(),
@@ -181,6 +217,11 @@ int main(int argc, char** argv) {
     std::fputs(turnstile::fault::kUsage, stderr);
     return EXIT_FAILURE;
   }
-  if (options->only.has_value()) return turnstile::fault::TellOne(*options->only);
+  if (options->find_exemption_seeds.has_value()) {
+    return turnstile::fault::FindExemptionSeeds(*options->find_exemption_seeds);
+  }
+  if (options->only.has_value()) {
+    return turnstile::fault::TellOne(*options->only, options->exemptions);
+  }
   return turnstile::fault::RunMany(*options);
 }

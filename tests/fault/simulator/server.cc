@@ -66,9 +66,9 @@ std::string_view NameOfOwner(uint32_t owner) {
 Server::Server(const Settings& settings, Ledger& ledger) : settings_(settings), ledger_(ledger) {
   host_.engine().settings().token_margin = settings.margin;
   host_.engine().settings().failover_grace = settings.grace;
-  host_.on_held = [this](LockName lock, const Held& held) {
+  host_.on_hold_set = [this](LockName lock, const HoldSet& held) {
     Instant& latest = ledger_[LockOf(lock.key)][NumberOf(held.hold.owner)];
-    latest = std::max(latest, held.hold.closes());
+    latest = std::max(latest, held.hold.blocks_until());
   };
 }
 
@@ -144,7 +144,7 @@ bool Server::HasLongerLease() const {
     const Lock* lock = host_.FindLock(0, NameOfLock(i));
     if (lock == nullptr) continue;
     for (const Hold& hold : lock->holds(Lock::Order::kByOwner)) {
-      if (hold.closes() > ledger_[i][NumberOf(hold.owner)]) return true;
+      if (hold.blocks_until() > ledger_[i][NumberOf(hold.owner)]) return true;
     }
   }
   return false;

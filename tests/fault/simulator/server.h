@@ -91,7 +91,7 @@ class Server {
   // Whatever is due, as before the event loop sleeps.
   void Turn(const Now& now) { host_.Turn(now, settings_.budget); }
   // When a turn has something to do, if anything is due.
-  std::optional<Instant> NextDue() const { return host_.NextDue(); }
+  Due NextDue() const { return host_.NextDue(); }
 
   bool is_primary() { return host_.role() == Role::kPrimary; }
   // Issues from its next turn on, as after a start or a promotion; or has done so for long.

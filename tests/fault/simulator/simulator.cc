@@ -1,7 +1,6 @@
 #include "fault/simulator/simulator.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
 #include <ostream>
 #include <utility>
@@ -85,7 +84,7 @@ Random::Random(uint64_t seed) {
   state_ = mixed == 0 ? 1 : mixed;
 }
 
-Simulator::Simulator() = default;
+Simulator::Simulator(const Exemptions& exemptions) : exemptions_(exemptions) {}
 Simulator::~Simulator() = default;
 
 std::vector<Violation> Simulator::Run(uint64_t seed, std::ostream* story) {
@@ -122,7 +121,6 @@ void Simulator::Begin(uint64_t seed) {
   calls_.clear();
   replies_.clear();
   register_.fill(0);
-  renamed_onto_.fill(false);
   for (auto& of_lock : ledger_) of_lock.fill(kMinInstant);
   clients_.fill(Client());
   history_.operations.clear();
@@ -319,11 +317,7 @@ void Simulator::Finish() {
 }
 
 std::vector<Violation> Simulator::Judge() {
-  const Rules rules{.lease_slack = 0,
-                    .wait_slack = 35 * kMillisecond,
-                    .idle_limit = (slow_answers_ ? 5 : 4) * kMillisecond + delay_ + jitter_,
-                    .order_slack = 3 * kMillisecond};
-  Findings findings = Check(history_, rules);
+  Findings findings = JudgeHistory(exemptions_);
   Count(Thing::kOperations, findings.operations);
   Count(Thing::kHolds, findings.holds);
   Count(Thing::kWaits, findings.waits);
@@ -331,9 +325,24 @@ std::vector<Violation> Simulator::Judge() {
   Count(Thing::kWrites, findings.writes);
   Count(Thing::kWritesRefused, findings.refused);
   std::vector<Violation> all = std::move(findings.violations);
-  std::erase_if(all, [&](const Violation& violation) { return IsExcused(violation); });
   all.insert(all.end(), violations_.begin(), violations_.end());
   return all;
+}
+
+std::vector<Violation> Simulator::JudgeWithout(Exemption exemption) const {
+  return JudgeHistory(exemptions_.Without(exemption)).violations;
+}
+
+Findings Simulator::JudgeHistory(const Exemptions& exemptions) const {
+  const Rules rules{.lease_slack = 0,
+                    .wait_slack = 35 * kMillisecond,
+                    .idle_limit = (slow_answers_ ? 5 : 4) * kMillisecond + delay_ + jitter_,
+                    .order_slack = 3 * kMillisecond,
+                    .exemptions = exemptions};
+  Findings findings = Check(history_, rules);
+  std::erase_if(findings.violations,
+                [&](const Violation& violation) { return IsExcused(violation, exemptions); });
+  return findings;
 }
 
 // The token that the owner had been told when it sent `op`, or by it.
@@ -348,31 +357,21 @@ int64_t Simulator::TokenOf(const Operation& op) const {
   return token;
 }
 
-// What the checker cannot know.
-bool Simulator::IsExcused(const Violation& violation) const {
-  if (violation.operations.size() != 2) return false;
+// What the checker cannot know: an owner goes on with a hold that is back with older data, though
+// it had lost or released it. Only what the token guards is safe from that.
+bool Simulator::IsExcused(const Violation& violation, const Exemptions& exemptions) const {
+  if (violation.operations.size() != 2 || !exemptions.Has(Exemption::kReturnedHoldIsUsed)) {
+    return false;
+  }
   const Operation& first = history_.operations[violation.operations[0]];
   const Operation& second = history_.operations[violation.operations[1]];
-  if (violation.check == "C5") {
-    // A newcomer that may enter beside those who wait is let in at once when the lock is free, and
-    // they at the end of the same pass: together, in whatever order.
-    return first.sharing == second.sharing && first.sharing != Sharing::kExclusive &&
-           first.answer == Answer::kToken && second.answer == Answer::kToken &&
-           std::abs(first.answered - second.answered) < kMillisecond + jitter_;
+  if (violation.check != "C1" && !(violation.check == "C2" && second.verb == Verb::kWrite)) {
+    return false;
   }
-  if (violation.check == "C1" || (violation.check == "C2" && second.verb == Verb::kWrite)) {
-    // With older data a hold may come back that its owner had lost or released, without knowing so:
-    // it goes on with it. Only what the token guards is safe from it.
-    const Operation& older = TokenOf(first) < TokenOf(second) ? first : second;
-    return std::any_of(history_.marks.begin(), history_.marks.end(), [&](const Mark& mark) {
-      return mark.kind == Mark::Kind::kLossy && mark.begin <= older.sent;
-    });
-  }
-  if (violation.check == "C2" && second.answer == Answer::kYes) {
-    // An owner that held several locks may have one of them in the place of another.
-    return renamed_onto_[second.lock];
-  }
-  return false;
+  const Operation& older = TokenOf(first) < TokenOf(second) ? first : second;
+  return std::any_of(history_.marks.begin(), history_.marks.end(), [&](const Mark& mark) {
+    return mark.kind == Mark::Kind::kLossy && mark.begin <= older.sent;
+  });
 }
 
 // --- Clients ----------------------------------------------------------------------------------
@@ -845,8 +844,12 @@ void Simulator::Turn(size_t number) {
     SendReplies(number);
   }
   CheckServer(number);
-  if (const std::optional<Instant> due = node.server->NextDue(); due.has_value()) {
-    TurnAt(number, *due == kMinInstant ? now_ : std::max(now_, TimeOf(number, *due)));
+  const Due due = node.server->NextDue();
+  const Instant moment = NowOf(number).moment();
+  if (due.IsDueAt(moment)) {
+    TurnAt(number, now_);
+  } else if (const auto later = due.NotBefore(moment); later.has_value()) {
+    TurnAt(number, std::max(now_, TimeOf(number, *later)));
   }
 }
 
@@ -1010,7 +1013,6 @@ void Simulator::StrikeData(Disaster disaster) {
       const uint32_t to = lock + 1;
       if (to >= lock_count_) break;
       Count(Thing::kRenames);
-      renamed_onto_[to] = true;
       server.Rename(lock, to, NowOf(primary_));
       Note(Mark::Kind::kForced, lock, now_, now_, 0, "RENAME");
       // What is brought here may last for longer by a clock that was set back before.

@@ -20,7 +20,8 @@
 #include <string>
 #include <vector>
 
-#include "fault/checker.h"
+#include "fault/checker/checker.h"
+#include "fault/checker/exemptions.h"
 #include "fault/history.h"
 #include "fault/simulator/server.h"
 
@@ -100,7 +101,7 @@ class Random {
 
 class Simulator {
  public:
-  Simulator();
+  explicit Simulator(const Exemptions& exemptions = {});
   ~Simulator();
   Simulator(const Simulator&) = delete;
   Simulator& operator=(const Simulator&) = delete;
@@ -111,6 +112,9 @@ class Simulator {
 
   // Of the last schedule.
   const History& history() const { return history_; }
+
+  // What would be called wrong in the last history without an exemption.
+  std::vector<Violation> JudgeWithout(Exemption exemption) const;
 
   // Of all schedules.
   const Tally& tally() const { return tally_; }
@@ -220,8 +224,9 @@ class Simulator {
   void Handle(const Event& event);
   void Finish();
   std::vector<Violation> Judge();
+  Findings JudgeHistory(const Exemptions& exemptions) const;
   int64_t TokenOf(const Operation& op) const;
-  bool IsExcused(const Violation& violation) const;
+  bool IsExcused(const Violation& violation, const Exemptions& exemptions) const;
   void Push(Time at, What what, size_t who, uint32_t number = 0, uint32_t generation = 0);
   void Broken(const char* check, const std::string& text);
   void Count(Thing thing, uint64_t times = 1) { tally_[static_cast<size_t>(thing)] += times; }
@@ -286,6 +291,7 @@ class Simulator {
   Time Longest() const;
   Time ReturnedUntil(Time step) const;
 
+  const Exemptions exemptions_;
   Random random_;
   Time now_ = 0;
 
@@ -323,9 +329,8 @@ class Simulator {
   std::vector<Call> calls_;
   std::vector<Reply> replies_;
   std::array<int64_t, kLocks> register_{};  // the highest token that it was shown
-  std::array<bool, kLocks> renamed_onto_{};
-  int64_t highest_token_ = 0;  // that was told
-  Time set_back_ = 0;          // by all steps back of the clocks
+  int64_t highest_token_ = 0;               // that was told
+  Time set_back_ = 0;                       // by all steps back of the clocks
   Server::Ledger ledger_{};
   History history_;
   std::vector<Violation> violations_;

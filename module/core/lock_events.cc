@@ -1,0 +1,70 @@
+#include "core/lock_events.h"
+
+namespace turnstile {
+namespace {
+
+void Add(const Hold& hold, Loss how, std::vector<LostHold>& lost) {
+  // Such a hold was reported as lost when its connection closed.
+  if (!hold.ended_with_session()) lost.push_back({hold, how});
+}
+
+}  // namespace
+
+HoldSetEvents EventsOf(const Lock* lock, const HoldSet& held) {
+  HoldSetEvents result{.event = LockEvent::kAcquired, .lost = {}};
+  if (lock == nullptr) return result;
+  // A lock is never granted to others before its holds have ended.
+  if (Replaces(lock, held)) {
+    for (const Hold& hold : lock->holds(Lock::Order::kByToken)) {
+      if (hold.owner != held.hold.owner) Add(hold, Loss::kExpired, result.lost);
+    }
+  }
+  const std::optional<Hold> own = lock->Find(held.hold.owner);
+  if (!own.has_value()) return result;
+  if (own->token < held.hold.token) {
+    if (own->end < held.hold.since) Add(*own, Loss::kExpired, result.lost);
+  } else if (own->token > held.hold.token) {  // the hold before an upgrade is restored
+    Add(*own, Loss::kUndelivered, result.lost);
+    result.event.reset();
+  } else {
+    const bool same = lock->mode() == held.mode && *own == held.hold;
+    result.event = same ? std::nullopt : std::optional(LockEvent::kTouched);
+  }
+  return result;
+}
+
+std::vector<LostHold> HoldsLostWith(const Hold& hold, Loss how) {
+  std::vector<LostHold> lost;
+  Add(hold, how, lost);
+  return lost;
+}
+
+std::vector<LostHold> HoldsLostWith(const Lock& lock, const HoldsExpired& expired) {
+  std::vector<LostHold> lost;
+  lost.reserve(lock.size() - lock.CountBlocking(expired.before));
+  for (const Hold& hold : lock.holds(Lock::Order::kByBlocksUntil)) {
+    if (hold.BlocksAt(expired.before)) break;
+    Add(hold, Loss::kExpired, lost);
+  }
+  return lost;
+}
+
+std::vector<LostHold> HoldsLostWith(const Lock& lock, const SessionsEnded& ended) {
+  std::vector<LostHold> lost;
+  lost.reserve(ended.owners.size());
+  for (const Owner owner : ended.owners) {
+    const std::optional<Hold> hold = lock.Find(owner);
+    if (hold.has_value() && hold->LiveAt(ended.at)) Add(*hold, Loss::kSession, lost);
+  }
+  return lost;
+}
+
+std::vector<LostHold> HoldsLostWith(const Lock& lock, Loss live_ones, Instant now) {
+  std::vector<LostHold> lost;
+  for (const Hold& hold : lock.holds(Lock::Order::kByToken)) {
+    Add(hold, hold.LiveAt(now) ? live_ones : Loss::kExpired, lost);
+  }
+  return lost;
+}
+
+}  // namespace turnstile

@@ -1,0 +1,118 @@
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "fault/checker/test_histories.h"
+
+namespace turnstile::fault {
+namespace {
+
+TEST(RegisterTest, TheRegister) {
+  const Operation first = Granted(1, 30, 0, 1);
+  const Operation later = Granted(2, 20, 2000, 2001);  // with a lower token, which is C3
+  EXPECT_EQ(ChecksOf({{first, Shown(Verb::kWrite, 1, 30, 10), Released(1, 20, 21), later,
+                       Shown(Verb::kWrite, 2, 20, 2010)},
+                      {}}),
+            (Checks{"C3", "C2"}));
+  // Who is late is refused, rightly.
+  const History late{{Granted(1, 10, 0, 1), Granted(2, 20, 1500, 1501),
+                      Shown(Verb::kWrite, 2, 20, 1510), Shown(Verb::kWrite, 1, 10, 1520)},
+                     {}};
+  EXPECT_EQ(ChecksOf(late), Checks{});
+  EXPECT_EQ(Check(late).writes, 2U);
+  EXPECT_EQ(Check(late).refused, 1U);
+}
+
+TEST(RegisterTest, TheServerRefusesNoRightfulHolder) {
+  const Operation grant = Granted(1, 10, 0, 1);
+  const std::vector<Operation> refusals = {Touched(1, 500, 501, 1000, Answer::kNo),
+                                           Released(1, 500, 501, Answer::kNo),
+                                           Shown(Verb::kFence, 1, 10, 500, Answer::kNo)};
+  for (const Operation& refusal : refusals) {
+    EXPECT_EQ(ChecksOf({{grant, refusal}, {}}), Checks{"C2"});
+    EXPECT_EQ(ChecksOf({{grant, refusal}, {During(Mark::Kind::kForced, 0, 100)}}), Checks{});
+    EXPECT_EQ(ChecksOf({{grant, refusal}, {During(Mark::Kind::kLossy, 100, 200)}}), Checks{});
+  }
+  EXPECT_EQ(ChecksOf({{grant, Touched(1, 997, 999, 1000, Answer::kNo)}, {}}), Checks{});
+}
+
+// A touch after a loss of writes may be of an older hold.
+TEST(RegisterTest, ATouchDoesNotTellTheToken) {
+  const std::vector<Operation> ops = {Granted(1, 10, 0, 1), Touched(1, 400, 401, 1000),
+                                      Shown(Verb::kFence, 1, 10, 500, Answer::kNo)};
+  EXPECT_EQ(ChecksOf({ops, {}}), Checks{"C2"});
+  EXPECT_EQ(ChecksOf({ops, {During(Mark::Kind::kLossy, 300, 310)}}), Checks{});
+}
+
+TEST(RegisterTest, NobodyWhoWasReplacedIsObeyed) {
+  const std::vector<Operation> replaced = {Granted(1, 10, 0, 1), Granted(2, 20, 1500, 1501)};
+  const std::vector<Operation> calls = {Touched(1, 1600, 1601, 1), Released(1, 1600, 1601),
+                                        Shown(Verb::kFence, 1, 10, 1600)};
+  for (const Operation& call : calls) {
+    std::vector<Operation> ops = replaced;
+    ops.push_back(call);
+    EXPECT_EQ(ChecksOf({ops, {}}), Checks{"C2"});
+    EXPECT_EQ(ChecksOf({ops, {During(Mark::Kind::kLossy, 1550, 1560)}}), Checks{});
+  }
+}
+
+// Who asked again and was not told may have a newer hold.
+TEST(RegisterTest, OneThatWasReplacedMayHaveComeAgain) {
+  Operation again = Op(Verb::kAcquire, 1, 1200, 1300, Answer::kLost);
+  again.lease = kSecond;
+  const std::vector<Operation> before = {Granted(1, 10, 0, 1), Granted(2, 20, 1100, 1101),
+                                         Released(2, 1150, 1151)};
+  for (const Operation& op : {Released(1, 1400, 1401), Touched(1, 1400, 1401, 50)}) {
+    std::vector<Operation> ops = before;
+    ops.push_back(op);
+    EXPECT_EQ(ChecksOf({ops, {}}), Checks{"C2"});
+    ops.push_back(again);
+    EXPECT_EQ(ChecksOf({ops, {}}), Checks{});
+  }
+  // A touch does not tell which.
+  EXPECT_EQ(ChecksOf({{Granted(1, 10, 0, 1), again, Touched(1, 1400, 1401, 1000),
+                       Shown(Verb::kFence, 1, 10, 1500, Answer::kNo)},
+                      {}}),
+            Checks{});
+  // One that was held back may come after what was asked since.
+  std::vector<Operation> late = {Granted(1, 10, 0, 1, 50), Granted(1, 12, 910, 911, 50),
+                                 Granted(2, 20, 970, 971, 20), Touched(1, 1000, 1001, 10)};
+  late.push_back(Op(Verb::kAcquire, 1, 60, 900, Answer::kLost));
+  late.back().lease = 50 * kMs;
+  EXPECT_EQ(ChecksOf({late, {}}), Checks{"C2"});
+  late.back().direct = false;
+  EXPECT_EQ(ChecksOf({late, {}}), Checks{});
+  // Its token tells which.
+  std::vector<Operation> ops = before;
+  ops.push_back(again);
+  ops.push_back(Shown(Verb::kFence, 1, 10, 1400));
+  EXPECT_EQ(ChecksOf({ops, {}}), Checks{"C2"});
+}
+
+// A RENAME takes the lock away, and another one brings it back.
+TEST(RegisterTest, ReplacedHoldMayBeBroughtBack) {
+  const std::vector<Operation> ops = {Granted(1, 10, 0, 1), Granted(2, 20, 200, 201, 100),
+                                      Shown(Verb::kFence, 1, 10, 400)};
+  const Mark away = During(Mark::Kind::kForced, 100, 100);
+  EXPECT_EQ(ChecksOf({ops, {away, During(Mark::Kind::kForced, 350, 350, 1000)}}), Checks{});
+  EXPECT_EQ(ChecksOf({ops, {away}}), Checks{"C2"});
+}
+
+TEST(RegisterTest, AHoldThatIsOverIsNotObeyed) {
+  const Operation first = Granted(1, 10, 0, 1);
+  const std::vector<Operation> late = {Touched(1, 1100, 1101, 1000), Released(1, 1100, 1101),
+                                       Shown(Verb::kFence, 1, 10, 1100)};
+  for (const Operation& op : late) {
+    EXPECT_EQ(ChecksOf({{first, op}, {}}), Checks{"C2"});
+    EXPECT_EQ(ChecksOf({{first, Touched(1, 500, 501, 1000), op}, {}}), Checks{});
+    EXPECT_EQ(ChecksOf({{first, Touched(1, 500, 501, 1000, Answer::kLost), op}, {}}), Checks{});
+    EXPECT_EQ(ChecksOf({{first, op}, {During(Mark::Kind::kStep, 500, 501, -200)}}), Checks{});
+    // What lingers is not its owner's any more.
+    Operation lingers = first;
+    lingers.linger = 500 * kMs;
+    EXPECT_EQ(ChecksOf({{lingers, op}, {}}), Checks{"C2"});
+  }
+}
+
+}  // namespace
+}  // namespace turnstile::fault

@@ -1,0 +1,337 @@
+#include "fault/checker/owner.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace turnstile::fault {
+
+void CountRange::BeAtLeastOne() { Set(std::max(least, 1), std::max(most, 1)); }
+
+void CountRange::BeAny() { Set(std::min(least, 1), std::numeric_limits<int>::max() / 2); }
+
+// --- What is known ------------------------------------------------------------------------------
+
+Time Owner::AskingSince(const Operation& op) const {
+  if (lock_.marks.MayBeOlderData(first_asked_, op.answered) &&
+      lock_.Excuses(Exemption::kGrantOfOlderHold)) {
+    return std::min(first_asked_, op.sent);
+  }
+  return lock_.Excuses(Exemption::kGrantOfLostCall) ? std::min(lost_.first_asked, op.sent)
+                                                    : op.sent;
+}
+
+bool Owner::IsRaised(const Operation& grant) const {
+  return grant.token == grant.floor && grant.floor > token();
+}
+
+bool Owner::MayHaveAnotherToken() const {
+  return (lost_.upgrade && lock_.Excuses(Exemption::kLostUpgradeMayChangeToken)) ||
+         (lost_.highest_floor > token() && lock_.Excuses(Exemption::kLostFloorMayChangeToken));
+}
+
+bool Owner::ShowsItsToken(const Operation& op) const {
+  return op.token == token() && state_ != State::kPerhapsNewer && !MayHaveAnotherToken() &&
+         !(lock_.marks.MayBeOlderData(lock_.ops[told_by_].sent, op.answered) &&
+           lock_.Excuses(Exemption::kTokenOfOlderHold));
+}
+
+bool Owner::MayHaveOlderHold(const Operation& op) const {
+  return lock_.marks.MayBeOlderData(first_asked_, op.answered) ||
+         lock_.marks.MayBeForced(first_asked_, op.answered);
+}
+
+// --- Transitions --------------------------------------------------------------------------------
+
+Step Owner::Meet(size_t index) {
+  Step step{index, lock_.ops[index]};
+  if (!has_been_told()) return step;
+  step.rightful = state_ != State::kGaveUp && hold().IsCertainThrough(step.op);
+  DoubtMode(step.op);
+  step.upgrade = step.op.verb == Verb::kAcquire && step.op.sharing == Sharing::kExclusive &&
+                 hold().sharing == Sharing::kShared;
+  return step;
+}
+
+void Owner::Follow(const Step& step) {
+  if (step.op.verb == Verb::kAcquire) {
+    Acquired(step);
+    return;
+  }
+  if (!has_been_told()) return;
+  switch (step.op.verb) {
+    case Verb::kTouch:
+      Touched(step);
+      break;
+    case Verb::kRelease:
+      Released(step);
+      break;
+    case Verb::kClose:
+      Closed(step);
+      break;
+    case Verb::kWrite:
+      // One whose hold came back with older data is rightful here, and rightly refused there.
+      lock_.is_rightful_write[step.index] =
+          step.rightful && ShowsItsToken(step.op) &&
+          !(lock_.marks.MayBeOlderData(first_asked_, step.op.answered) &&
+            lock_.Excuses(Exemption::kRegisterKnowsNewerHold));
+      break;
+    default:  // tells nothing new
+      break;
+  }
+}
+
+// Nobody knows whether an owner reads or writes after a change between the two was lost, or where
+// one may have been undone.
+void Owner::DoubtMode(const Operation& op) {
+  const bool changes = op.verb == Verb::kAcquire && op.sharing != hold().sharing;
+  mode_.changes = mode_.changes || changes;
+  if (!mode_.changes) return;
+  if (changes && op.answer == Answer::kLost) {
+    mode_.unsure = mode_.unsure || lock_.Excuses(Exemption::kChangeOfModeMayBeLost);
+  }
+  if (MayHaveOlderHold(op)) {
+    mode_.unsure = mode_.unsure || lock_.Excuses(Exemption::kChangeOfModeMayBeUndone);
+  }
+  if (!mode_.unsure) return;
+  ReadOnlyFrom(op.sent);
+  current().may_write = true;
+}
+
+void Owner::Acquired(const Step& step) {
+  const Operation& op = step.op;
+  first_asked_ = std::min(first_asked_, op.sent);
+  linger_ = std::max(linger_, op.linger);
+  reentrant_ = reentrant_ || op.reentrant;
+  if (op.answer == Answer::kLost) {
+    LoseAcquire(step);
+  } else if (op.answer == Answer::kToken) {
+    TakeGrant(step);
+  } else if (state_ == State::kNeverAsked) {
+    state_ = State::kUntold;
+  }
+}
+
+void Owner::LoseAcquire(const Step& step) {
+  const Operation& op = step.op;
+  lost_.first_asked = std::min(lost_.first_asked, op.sent);
+  lost_.held_back = lost_.held_back || !op.direct;
+  lost_.upgrade = lost_.upgrade || step.upgrade;
+  lost_.highest_floor = std::max(lost_.highest_floor, op.floor);
+  if (op.reentrant && lock_.Excuses(Exemption::kLostGrantMayCount)) {
+    ++lost_.reentrant;
+    count_.AddPerhaps(1);
+  }
+  const Time latest = LatestArrival(op) + op.wait + op.lease + kMillisecond;
+  if (lock_.Excuses(Exemption::kUntoldMayHold)) {
+    lock_.untold_holds.push_back(
+        {{op.sent, lock_.LatestEnd(op.sent, latest + op.linger)}, op.sharing});
+  }
+  ShortenBy(op);
+  if (!has_been_told()) {
+    state_ = State::kUntold;
+    return;
+  }
+  if (lock_.Excuses(Exemption::kLostCallMayRenew)) {
+    current().live_until = std::max(current().live_until, lock_.LatestEnd(op.sent, latest));
+  }
+  if (lock_.Excuses(Exemption::kLostCallMayGrant)) state_ = State::kPerhapsNewer;
+}
+
+void Owner::TakeGrant(const Step& step) {
+  const Operation& op = step.op;
+  const int grants = op.reentrant ? 1 : 0;
+  if (!has_been_told() || op.token != token()) {
+    // A token that is raised is that of the same hold, and so is that of an upgrade.
+    const bool raised = IsRaised(op);
+    const bool may_be_same = raised || step.upgrade || MayHaveAnotherToken();
+    count_.Set(step.rightful && raised ? count_.least + grants : 1,
+               std::max(1 + lost_.reentrant, may_be_same ? count_.most + grants : 0));
+    BeginHold(step);
+  } else {
+    if (op.sharing == Sharing::kShared && hold().sharing == Sharing::kExclusive) {
+      End(op, op.answered);
+      ReadOnlyFrom(op.sent);
+    }
+    count_.BeAtLeastOne();
+    count_.Add(grants);
+  }
+  Renew(step);
+  told_by_ = step.index;
+  state_ = lost_.held_back && lock_.Excuses(Exemption::kHeldBackCallMayGrant) ? State::kPerhapsNewer
+                                                                              : State::kHolds;
+}
+
+void Owner::BeginHold(const Step& step) {
+  const Operation& op = step.op;
+  // One that is raised to a floor is the hold that it was (seed 5679423).
+  const bool revived = has_been_told() && IsRaised(op) && IsRevived(op);
+  if (has_been_told()) {
+    // The hold so far is replaced, also if it only lingered.
+    End(op, op.answered);
+    current().Shorten(lock_.EarliestEnd(op.sent, op.sent + op.lease - lock_.rules.lease_slack));
+    for (CertainHold& interval : current().certain) {
+      interval.until = std::min(interval.until, op.answered);
+    }
+    current().EndLinger(op.sent);
+  }
+  lock_.is_new[step.index] = true;
+  Hold& hold = lock_.holds.emplace_back();
+  hold.told_by = step.index;
+  hold.owner = op.owner;
+  hold.token = op.token;
+  hold.sharing = mode_.unsure ? Sharing::kShared : op.sharing;
+  hold.may_write = mode_.unsure;
+  hold.limit = op.limit;
+  hold.revived = revived;
+}
+
+void Owner::Touched(const Step& step) {
+  const Operation& op = step.op;
+  if (op.answer == Answer::kYes) {
+    count_.BeAtLeastOne();
+    Renew(step);
+    if (state_ == State::kGaveUp) state_ = State::kHolds;
+  } else if (op.answer == Answer::kLost) {
+    if (lock_.Excuses(Exemption::kLostCallMayRenew)) {
+      const Time latest = LatestArrival(op) + op.lease + kMillisecond;
+      Hold& hold = current();
+      hold.live_until = std::max(hold.live_until, lock_.LatestEnd(op.sent, latest));
+      hold.possible_until =
+          std::max(hold.possible_until, lock_.LatestEnd(op.sent, latest + linger_));
+    }
+    ShortenBy(op);
+  }
+}
+
+void Owner::Released(const Step& step) {
+  const Operation& op = step.op;
+  CountRelease(op);
+  if (op.answer == Answer::kLost && lock_.Excuses(Exemption::kLostReleaseMayEndLinger)) {
+    // One that comes when the lease is over ends the linger, whatever the count.
+    current().EndLinger(op.sent);
+  }
+  if (count_.least > 0) return;
+  GiveUp(op, 0);
+  if (op.answer == Answer::kNo) {
+    // One that was over may still be stored, and live again when the clock is set back.
+    End(op, lock_.LatestEnd(op.sent, op.answered));
+  } else if (op.answer == Answer::kYes && count_.most <= 0) {
+    End(op, op.answered);
+  }
+}
+
+void Owner::CountRelease(const Operation& op) {
+  if (reentrant_ && MayHaveOlderHold(op) && lock_.Excuses(Exemption::kCountOfOlderHold)) {
+    count_.BeAny();
+  }
+  if (op.answer == Answer::kYes) count_.Subtract();
+  if (op.answer == Answer::kLost && lock_.Excuses(Exemption::kLostReleaseMayCount)) {
+    count_.SubtractPerhaps();
+  }
+  if (op.answer == Answer::kNo) count_.Set(0, 0);
+}
+
+// The end of a session is no release: the hold lingers. It ends whatever its count.
+void Owner::Closed(const Step& step) {
+  GiveUp(step.op, linger_);
+  if (step.op.answer == Answer::kYes) End(step.op, step.op.answered + linger_);
+}
+
+// Whatever the answer, the owner does not count on the hold any more. (The millisecond in which the
+// hold ended counts as one of the linger's.)
+void Owner::GiveUp(const Operation& op, Time linger) {
+  const Time closed =
+      lock_.EarliestEnd(op.sent, op.sent + linger - kMillisecond - lock_.rules.lease_slack);
+  current().GiveUp(op.sent, std::max(closed, op.sent));
+  if (state_ == State::kHolds) state_ = State::kGaveUp;
+}
+
+// --- Leases -------------------------------------------------------------------------------------
+
+// The lease begins anew.
+void Owner::Renew(const Step& step) {
+  const Operation& op = step.op;
+  Hold& hold = current();
+  const Time begin =
+      std::max(op.sent, std::min(lock_.seen.UnderLowerTokens(op.token), op.answered));
+  const Time lease = std::min(op.lease, lost_.least_lease) - lock_.rules.lease_slack;
+  const Time until = lock_.EarliestEnd(op.sent, begin + lease);
+  const Time closed = lock_.EarliestEnd(op.sent, begin + lease + linger_);
+  hold.ReplaceLease(op.sent, until, closed);
+
+  CertainHold certain{
+      .op = step.index, .from = op.answered, .until = until, .closed_until = closed};
+  if (lock_.Excuses(Exemption::kStrangerMayEndHold)) {
+    for (const Mark* forced : lock_.marks.forced()) {
+      if (forced->end < op.sent) continue;
+      certain.until = std::min(certain.until, forced->begin);
+      certain.closed_until = std::min(certain.closed_until, forced->begin);
+    }
+  }
+  certain.entitled_until = certain.until;
+  if (lock_.Excuses(Exemption::kServerMayForgetHold)) {
+    for (const Mark* loss : lock_.marks.losses()) {
+      if (loss->end < op.sent) continue;
+      certain.entitled_until = std::min(certain.entitled_until, loss->begin);
+    }
+  }
+  hold.revived = hold.revived || IsRevived(op);
+  if (certain.from < certain.until && !hold.revived) hold.certain.push_back(certain);
+
+  // It lives through the whole of its last millisecond.
+  const Time latest = op.answered + op.lease + kMillisecond + lock_.rules.lease_slack;
+  const bool may_be_lost = lock_.marks.MayBeOlderData(op.sent, op.answered) &&
+                           lock_.Excuses(Exemption::kRenewalMayBeLost);
+  hold.over_at = latest;
+  hold.live_until = lock_.LatestEnd(op.sent, latest);
+  hold.possible_until =
+      std::max(lock_.LatestEnd(op.sent, latest + linger_), may_be_lost ? hold.possible_until : 0);
+}
+
+// A hold that was over, and replaced, is live again where the one that replaced it was lost and
+// the clock is behind: then nobody holds the lock for certain.
+bool Owner::IsRevived(const Operation& op) const {
+  const Time since = lock_.ops[hold().told_by].sent;
+  return hold().over_at != 0 && op.sent > hold().over_at &&
+         lock_.marks.MayBeOlderData(since, op.answered) &&
+         lock_.marks.MayBeSetBack(since, op.answered) &&
+         lock_.Excuses(Exemption::kReplacedHoldMayBeRevived);
+}
+
+// From `now` on all that is certain is that the owner reads.
+void Owner::ReadOnlyFrom(Time now) {
+  if (hold().sharing != Sharing::kExclusive) return;
+  Hold shared = hold();
+  shared.sharing = Sharing::kShared;
+  for (CertainHold& interval : shared.certain) interval.from = std::max(interval.from, now);
+  current().GiveUp(now, now);
+  lock_.holds.push_back(std::move(shared));
+}
+
+// A call whose answer was lost may have set a shorter lease, or may set it later.
+void Owner::ShortenBy(const Operation& op) {
+  if (has_been_told() && lock_.Excuses(Exemption::kLostCallMayShortenLease)) {
+    current().Shorten(lock_.EarliestEnd(op.sent, op.sent + op.lease - lock_.rules.lease_slack));
+  }
+  if (lock_.Excuses(Exemption::kLateCallMayShortenLease)) {
+    lost_.least_lease = std::min(lost_.least_lease, op.lease);
+  }
+}
+
+void Owner::End(const Operation& op, Time latest) {
+  if (lock_.marks.MayBeOlderData(op.sent, op.answered) &&
+      lock_.Excuses(Exemption::kReleaseMayBeLost)) {
+    return;  // it keeps others out for as long as its lease says to the server that still has it
+  }
+  current().possible_until = std::min(current().possible_until, latest);
+}
+
+// When a lost call is carried out at the latest: what is on its way to a server that is unavailable
+// reaches it in the end.
+Time Owner::LatestArrival(const Operation& op) const {
+  return lock_.Excuses(Exemption::kLostCallMayWaitForServer)
+             ? lock_.unavailable.EndOfIntervalAt(op.answered)
+             : op.answered;
+}
+
+}  // namespace turnstile::fault

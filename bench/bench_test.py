@@ -12,6 +12,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import threading
 import types
 import unittest
 import xml.etree.ElementTree as ElementTree
@@ -19,8 +20,12 @@ from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import common  # noqa: E402
+import counter  # noqa: E402
+import instructions  # noqa: E402
+import modes  # noqa: E402
 import plot  # noqa: E402
 import run  # noqa: E402
+import valkey  # noqa: E402
 
 SVG = "{http://www.w3.org/2000/svg}"
 CONDITIONS = {"cpu": "A CPU", "cores": 2, "kernel": "Linux 6", "server": "Redis 7.0.15",
@@ -137,6 +142,153 @@ class CommonTest(unittest.TestCase):
                          common.Goal("x", "≥ 1.8", "1.7", False))
 
 
+class FakeLine:
+    """A connection that answers each command with the next of these replies."""
+
+    def __init__(self, *replies):
+        self.replies = list(replies)
+        self.sent = []
+
+    def send(self, data):
+        self.sent.append(data)
+
+    def reply(self):
+        return self.replies.pop(0)
+
+
+class ModesTest(unittest.TestCase):
+    def test_every_command_names_its_reply(self):
+        for name, mode in modes.ALL.items():
+            for command in (*mode.commands, *filter(None, (mode.held, mode.fresh))):
+                self.assertIn(command.split(" ")[0], modes.REPLIES, name)
+
+    def test_what_is_ours(self):
+        ours = {name for name, mode in modes.ALL.items() if mode.is_ours()}
+        self.assertEqual(ours, {"turnstile", "touch", "busy"})
+
+    def test_replies(self):
+        for name, reply in (("ok", b"+OK"), ("one", b":1"), ("token", b":17"), ("null", b"$-1"),
+                            ("null", b"*-1"), ("pong", b"+PONG"), ("bulk", b"$32")):
+            counter.expect(name, reply, "a command")
+        for name, reply in (("ok", b"-ERR"), ("one", b":0"), ("token", b":0"), ("null", b"$1")):
+            with self.assertRaises(SystemExit):
+                counter.expect(name, reply, "a command")
+
+
+class InstructionsTest(unittest.TestCase):
+    def test_operations_go_out_in_pipelines_and_have_an_owner_each(self):
+        line = FakeLine(*[b"+OK", b":1"] * 6)
+        requests = counter.Requests(line, modes.PAIRS["set-del"], 4)
+        requests.job(6)()
+        self.assertEqual([data.count(b"*") for data in line.sent], [4, 4, 4])
+        owners = re.findall(rb"\$32\r\n(\w{32})\r\n", b"".join(line.sent))
+        self.assertEqual(len(set(owners)), 6)
+
+    def test_keys_that_have_to_be_there_are_put_there_before(self):
+        count = counter.KEYS
+        line = FakeLine(*[b"+OK"] * count, *[b"$32"] * 3)
+        requests = counter.Requests(line, modes.OTHERS["get"], 1)
+        self.assertEqual(len(line.sent), 1)
+        requests.job(3)()
+        self.assertEqual(len(line.sent), 4)
+        line = FakeLine(*[b"+OK"] * 5, *[b":1"] * 5)
+        act = counter.Requests(line, modes.OTHERS["del"], 1).job(5)
+        self.assertEqual(line.sent[0].count(b"SET"), 5)
+        act()
+        keys = re.findall(rb"DEL\r\n\$16\r\n(\S{16})", b"".join(line.sent))
+        self.assertEqual(len(set(keys)), 5)
+
+    def test_an_unexpected_reply_ends_the_run(self):
+        requests = counter.Requests(FakeLine(b"+OK", b":0"), modes.PAIRS["set-del"], 16)
+        with self.assertRaises(SystemExit):
+            requests.job(1)()
+
+    def test_what_all_counts_have_in_common_drops_out(self):
+        fake = types.SimpleNamespace(executed=lambda operations: 5000 + 70 * operations)
+        job = mock.Mock(side_effect=lambda count: NumberThatActs(count))
+        self.assertEqual(counter.Counter.each(fake, job, 100), 70)
+        self.assertEqual([call.args[0] for call in job.call_args_list], [20, 100, 200])
+
+    def test_together(self):
+        self.assertEqual(
+            instructions.together([{"a": {"b": 1}}, {"a": {"b": 2}}, {"a": {"c": 3}, "d": 4}]),
+            {"a": {"b": [1, 2], "c": [3]}, "d": [4]})
+
+    def test_side_by_side(self):
+        with contextlib.redirect_stderr(io.StringIO()):
+            self.assertEqual(counter.at_once("part", {"a": lambda: 1, "b": lambda: 2}),
+                             {"a": 1, "b": 2})
+            with self.assertRaises(SystemExit):
+                counter.at_once("part", {"a": lambda: 1, "b": lambda: sys.exit("failed")})
+            # A job under way is ended by way of its server.
+            server = types.SimpleNamespace(process=mock.Mock(), ended=threading.Event())
+            server.process.kill = server.ended.set
+            with mock.patch.object(counter.Counter, "running",
+                                   [types.SimpleNamespace(server=server)]), \
+                    self.assertRaises(SystemExit):
+                counter.at_once("part", {"a": lambda: server.ended.wait(5),
+                                         "b": lambda: sys.exit("failed")})
+            self.assertTrue(server.ended.is_set())
+
+    def test_goals_and_report(self):
+        data = counted()
+        data["others"]["idle"]["16"]["incr"] = [1030.0]
+        data["others"]["held"]["1"]["ping"] = [1040.0]
+        data["own"]["none"]["1"]["turnstile"] = [1190.0, 1210.0, 1400.0]
+        data["own"]["none"]["1"]["set-del"] = [1000.0, 1000.0, 1000.0]
+        goals = instructions.goals(data)
+        self.assertEqual([goal.what for goal in goals if not goal.met][:1], [
+            f"any of {len(modes.OTHERS)} commands of others, no lock taken / a module that does "
+            "nothing; worst: INCR, pipeline 16"])
+        measured = {goal.what: goal.measured for goal in goals}
+        self.assertEqual(measured["others' PING, pipeline 1, one lock held / a module that does "
+                                  "nothing"], "1.04")
+        self.assertEqual(measured["LOCK pair / SET NX PX + DEL, pipeline 1"], "1.21")
+        page = instructions.report(data)
+        self.assertIn("| INCR | 1.000 | 1.030 | 1.000 | 1.000 | 1,000 |", page.markdown)
+        self.assertIn("| hand-over; waiting clients of one lock: 5, 10, 20 | 1,000 | 2,000 | 4,000 "
+                      "| 2.00 | 4.00 |", page.markdown)
+        for svg in page.plots.values():
+            ElementTree.fromstring(svg)
+
+    def test_valkey(self):
+        data = {**counted(), "repeats": 1}
+        for pipeline in ("1", "16"):
+            data["own"]["none"][pipeline]["set-delifeq"] = [2000.0]
+        self.assertEqual([goal.measured for goal in valkey.goals(data)], ["0.50", "0.50", "1.00"])
+        self.assertIn("| SET NX PX + DELIFEQ | 2,000 | 2,000 | 0.50 | 0.50 |",
+                      valkey.report(data).markdown)
+
+
+class NumberThatActs(int):
+    """A number of operations, as the act that does so many."""
+
+    def __call__(self):
+        pass
+
+
+def counted():
+    """Data of the part instructions, in which everything takes a thousand."""
+    pipelines = [str(pipeline) for pipeline in instructions.PIPELINES]
+    locking = {**modes.PAIRS, **modes.TOUCHES, **modes.BUSY}
+    ways = ["line", "token", "come and go"]
+    sizes = {5: 1000.0, 10: 2000.0, 20: 4000.0}
+    return {
+        "operations": 10, "hand_overs": 10, "repeats": {"others": 1, "own": 1},
+        "keys": 100, "waiters": 10,
+        "others": {state: {pipeline: {mode: [1000.0] for mode in modes.OTHERS}
+                           for pipeline in pipelines} for state in counter.STATES},
+        "own": {listener: {pipeline: {mode: [1000.0] for mode in locking}
+                           for pipeline in (pipelines if listener == "none" else ["16"])}
+                for listener in counter.LISTENERS},
+        "hand_over": {way: [1000.0] for way in ways},
+        "growth": {
+            what: [{"size": size, **{name: count for name in figures}}
+                   for size, count in sizes.items()]
+            for what, (_, figures) in instructions.GROWTH.items()},
+    }
+
+
 def fake_part(value):
     """A part that measures `value`, or fails if there is none."""
     def measure(options):
@@ -227,6 +379,27 @@ class RunTest(unittest.TestCase):
             self.assertIn("| a \\| b | ≤ 2 | 7.00 | **no** |", page)
             self.assertNotIn("Fake 3", page)
             self.assertEqual({file: file.read_text() for file in self.folder.iterdir()}, before)
+
+    def test_a_part_of_an_engine_is_stored_from_that_engine(self):
+        sys.modules["two"].ENGINE = "other-1"
+        with mock.patch.object(run, "engine_server", lambda name: f"/server/{name}"), \
+                tempfile.TemporaryDirectory() as elsewhere, \
+                mock.patch.object(tempfile, "tempdir", elsewhere):
+            page, _ = self.main("--engine", "other-1")
+            self.assertIn("Fake 1", page)
+            self.assertNotIn("Fake 3", page)
+            self.assertIn("Fake 3", self.page())
+            self.assertNotIn("Fake 1", self.page())
+            page, _ = self.main("--engine", "other-1", "--only", "two")
+            self.assertEqual(page, "")
+        self.assertNotIn("REDIS_SERVER", run.os.environ)
+
+    def test_a_part_whose_engine_cannot_be_had_is_left_out(self):
+        sys.modules["two"].ENGINE = "other-1"
+        with mock.patch.object(run, "engine_server", lambda name: None):
+            _, progress = self.main()
+        self.assertIn("two is left out: there is no engine other-1", progress)
+        self.assertIn("Not measured: two.", self.page())
 
     def test_an_error_ends_the_run_and_keeps_what_was_measured(self):
         sys.modules["two"] = fake_part(None)

@@ -7,6 +7,7 @@ A part is a module of this folder with
     run(options) -> data             measures; data is plain JSON
     goals(data) -> list of Goal      what was to be reached, and what was
     report(data) -> Report           a section for the reader: Markdown and plots
+    ENGINE                           optional: the engine of script/engine that it is measured on
 
 script/bench runs the parts and writes bench/results/.
 """
@@ -16,6 +17,7 @@ import dataclasses
 import os
 import pathlib
 import random
+import resource
 import shutil
 import socket
 import statistics
@@ -29,7 +31,9 @@ import redis
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BINARIES = ROOT / "build" / "bench"
 MODULE = pathlib.Path(os.environ.get("TURNSTILE_MODULE", ROOT / "build" / "turnstile.so"))
+NOTHING = ROOT / "build/tests/turnstile_nothing_module.so"  # a module that does nothing
 PATIENCE_S = 60.0
+OTHERS = 10_000  # keys of others in a database that is not empty, a quarter of them with a TTL
 
 
 @dataclasses.dataclass
@@ -98,28 +102,91 @@ def free_port():
             return port
 
 
-class Server:
-    """A redis-server with the module, on a port and in a folder of its own. Use it with `with`."""
+@contextlib.contextmanager
+def many_files():
+    """As many open files as the system lets us have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    def __init__(self, *options, under=(), module=True, patience_s=PATIENCE_S):
-        """`under` is a command line that runs the server, such as valgrind's. Without `module` it
-        is the server alone."""
+
+def wire(*words):
+    """A command as it goes over the wire."""
+    words = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words)
+
+
+class Line:
+    """A connection for commands as bytes, which says of a reply only how it begins."""
+
+    def __init__(self, server):
+        self.socket = socket.create_connection(("127.0.0.1", server.port), server.patience_s)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.replies = self.socket.makefile("rb")
+
+    def send(self, data):
+        self.socket.sendall(data)
+
+    def reply(self):
+        """The first line of the next reply."""
+        line = self.replies.readline()
+        if not line.endswith(b"\r\n"):
+            sys.exit("bench: the server closed a connection")
+        kind, rest = line[:1], line[1:-2]
+        if kind == b"$" and rest != b"-1":
+            self.replies.read(int(rest) + 2)
+        if kind == b"*":
+            for _ in range(int(rest)):
+                self.reply()
+        return line[:-2]
+
+    def ask(self, *words):
+        self.send(wire(*words))
+        return self.reply()
+
+    def close(self):
+        self.replies.close()
+        self.socket.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class Server:
+    """A redis-server, on a port and in a folder of its own. Use it with `with`."""
+
+    def __init__(self, *options, under=(), module=MODULE, patience_s=PATIENCE_S, environment=None):
+        """`under` is a command line that runs the server, such as valgrind's. `module` is ours,
+        another one, or None. `environment` is more of it."""
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="turnstile-bench-"))
         self.options = options
         self.under = under
-        self.module = ["--loadmodule", str(MODULE)] if module else []
+        self.environment = environment or {}
+        self.module = ["--loadmodule", str(module)] if module else []
         self.patience_s = patience_s
         self.port = free_port()
-        self.start()
+        self.process = None
+        with contextlib.ExitStack() as failed:  # what fails on the way is cleaned up
+            failed.callback(self.__exit__)
+            self.start()
+            failed.pop_all()
 
     def start(self):
         command = [*self.under, os.environ.get("REDIS_SERVER", "redis-server")]
         command += ["--bind", "127.0.0.1", "--port", str(self.port), "--save", ""]
+        command += ["--enable-debug-command", "local"]  # DEBUG POPULATE, DEBUG RELOAD
         command += ["--dir", str(self.folder), *self.module, *self.options]
-        with open(self.folder / "log", "a") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        self.pid = self.process.pid
         self.client = redis.Redis(port=self.port, socket_timeout=self.patience_s)
+        with open(self.folder / "log", "a") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, **self.environment})
+        self.pid = self.process.pid
         self.wait_for("the server", self._answers)
 
     def _answers(self):
@@ -135,6 +202,17 @@ class Server:
                 sys.exit(f"bench: waited {self.patience_s:.0f} s for {what}")
             time.sleep(0.01)
 
+    def populate(self):
+        """Puts keys of others into the database."""
+        self.ask("DEBUG", "POPULATE", OTHERS, "other", 32)
+        with Line(self) as line:
+            # Twice, because a table that has just grown is moved step by step, command by command.
+            for _ in range(2):
+                keys = range(0, OTHERS, 4)
+                line.send(b"".join(wire("EXPIRE", f"other:{key}", 36000) for key in keys))
+                if any(line.reply() != b":1" for _ in keys):
+                    sys.exit("bench: there is no key that was put in")
+
     def ask(self, *command):
         return self.client.execute_command(*command)
 
@@ -147,9 +225,10 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def kill(self):
-        self.client.close()
-        self.process.kill()
-        self.process.wait()
+        if self.process:
+            self.client.close()
+            self.process.kill()
+            self.process.wait()
 
     def __enter__(self):
         return self

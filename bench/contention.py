@@ -13,7 +13,7 @@ import common
 import plot
 
 TITLE = "Contention"
-SECONDS = 180
+SECONDS = 160
 
 CLIENTS = 50
 THINK_MS = ("10", "0")  # as keys of the data
@@ -45,15 +45,20 @@ MAX_CLIENTS = 12_000
 def run(options):
     """data: for each way its runs, one for each round."""
     data = {"clients": CLIENTS, "hand_over": hand_overs(options)}
-    with common.Server() as server:
-        data["threads"] = compete(server, compiled, WAYS, options, {"10": 6, "0": 3}, 2.0)
+    with common.Server() as ours, common.Server(module=None) as bare:
+        for server in (ours, bare):
+            server.populate()
+        servers = {way: ours if "Turnstile" in name else bare
+                   for way, name in {**WAYS, **NODE_WAYS}.items()}
+        data["threads"] = compete(servers, compiled, WAYS, options, {"10": 5, "0": 3}, 2.0)
         missing = why_no_node()
         data["node"] = {"missing": missing} if missing else compete(
-            server, node, NODE_WAYS, options, {"10": 3, "0": 2}, 1.5)
+            servers, node, NODE_WAYS, options, {"10": 3, "0": 2}, 1.5)
     return data
 
 
-def compete(server, program, ways, options, rounds, seconds):
+def compete(servers, program, ways, options, rounds, seconds):
+    """The runs of each way, each on its server."""
     if options.quick:
         rounds, seconds = {think: 1 for think in rounds}, 0.4
     generator = random.Random(options.seed)
@@ -64,6 +69,7 @@ def compete(server, program, ways, options, rounds, seconds):
             if number >= rounds[think]:
                 continue
             for way in generator.sample(sorted(ways), len(ways)):
+                server = servers[way]
                 settings = {"port": server.port, "pid": server.pid, "way": way, "think": think,
                             "clients": CLIENTS, "seconds": seconds}
                 runs[think][way].append(json.loads(program(settings, options.seed * 100 + number)))
@@ -119,23 +125,22 @@ def hand_overs(options):
         sys.exit(f"bench: {needed} files must be open at a time, and the limit is {limit}")
     settings = {"rounds": 3 if options.quick else 15, "count": 200 if options.quick else 1000,
                 "seed": options.seed}
-    with one_core(), contextlib.ExitStack() as stack:
-        servers = []
-        for _ in numbers:
-            server = common.Server("--maxclients", str(MAX_CLIENTS), "--turnstile.max-waiters",
-                                   str(MAX_CLIENTS))
-            servers.append(stack.enter_context(server))
-        places = []
-        for server, waiters in zip(servers, numbers):
-            places += ["--server", f"{server.port},{server.pid},{waiters}"]
-        measured = {}
-        for way in ("line", "token"):
+    measured = {}
+    for way in ("line", "token"):
+        limits = ["--maxclients", str(MAX_CLIENTS)]
+        module = None
+        if way == "line":
+            limits += ["--turnstile.max-waiters", str(MAX_CLIENTS)]
+            module = common.MODULE
+        with one_core(), contextlib.ExitStack() as stack:
+            places = []
+            for waiters in numbers:
+                server = stack.enter_context(common.Server(*limits, module=module))
+                server.populate()
+                places += ["--server", f"{server.port},{server.pid},{waiters}"]
             common.say(f"contention: hand-overs, {WAYS[way]}")
             measured[way] = json.loads(common.measure(
                 "contention", "hand-over", "--way", way, *places, *arguments(settings)))
-            for server in servers:
-                server.wait_for("clients to leave", lambda: server.info(
-                    "clients", "connected_clients") == 1)
     return measured
 
 
@@ -214,7 +219,9 @@ def report(data):
     sections = [
         f"{data['clients']} clients, each with a thread and a connection of its own, compete for "
         f"one lock: each thinks, acquires, holds for 0 to 1 ms and releases. Medians over {rounds} "
-        f"of {threads['seconds']:g} s, in which the ways take turns in random order on one server. "
+        f"of {threads['seconds']:g} s, in which the ways take turns in random order: Turnstile on "
+        "one server, the others on one without any module, each with "
+        f"{common.OTHERS:,} keys of others. "
         "The wait is that of the client; one that the end of the round has cut counts with what it "
         "had lasted by then. Requests, and CPU time of the server, are for each "
         "acquisition; most/least compares the client that got the lock most often in a round with "
@@ -298,7 +305,8 @@ def hand_over_section(measured):
     header = ["waiting", "line, CPU µs", "against 10", "token, CPU µs", "against 10", "cron"]
     text = (
         "CPU time of the server for one hand-over (a release, and a request that goes to the end "
-        "of the line) while so many clients stand in line. Server and clients share one core. "
+        "of the line) while so many clients stand in line; the token's is in a server without the "
+        "module. Server and clients share one core. "
         f"Median of {len(measured['line'][0]['cpu_us'])} rounds; the ratios are those within a "
         "round. Taken off is what the server spends on that many clients while nothing happens: "
         "its cron, in the last column as the share of a core. The BLPOP token is the control: "

@@ -1,29 +1,22 @@
-// Load for the server on a port of this machine: acquire and release, or touch, as fast as it goes.
+// Load for the server on a port of this machine: operations as fast as they go.
 //
-//   load --port P --mode MODE [--operations N] [--clients N] [--pipeline N] [--keys N] [--seed N]
+//   load --port P --command "REPLY WORD ..." [--command ...] [--operations N] [--clients N]
+//        [--pipeline N] [--keys N] [--seed N]
 //
-// Modes whose operation is a pair, acquire and release of a random key:
+// An operation is these commands, one after the other. The word @key is a random key, @owner a
+// random owner; both are the same for all commands of an operation. REPLY says what must come back:
 //
-//   set-del          SET NX PX and DEL: no owner check, no token
-//   turnstile        LOCK.ACQUIRE and LOCK.RELEASE
-//   evalsha          SET NX PX, and the usual script that releases for the owner only
-//   evalsha-fencing  the same release; the acquire is a script too, which counts tokens
-//   fcall-fencing    these two as functions
+//   ok     OK
+//   one    the integer 1
+//   token  an integer from 1 on
 //
-// Modes whose operation is one touch of a random lock out of --keys that are held:
-//
-//   pexpire          PEXPIRE of a plain lock: no owner check
-//   touch            LOCK.TOUCH
-//   evalsha-extend   the usual script that extends a plain lock for the owner only
-//
-// Empties the server, loads what the mode needs and opens the connections before the clock starts.
+// The operations leave the database as it was. Opens the connections before the clock starts.
 // Without --operations it then prints a line "ready" and reads from standard input how many
 // operations to run, line by line, until the end: so that somebody can count in between. After
 // each run it prints a JSON object. A client has keys of its own, and sends a pipeline when all of
 // the last one is answered. Any unexpected reply ends the run with status 1.
 
 #include <hiredis/hiredis.h>
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -34,10 +27,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <iostream>
-#include <map>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -48,11 +40,9 @@ constexpr size_t kKeySize = 16;
 constexpr size_t kOwnerSize = 32;
 constexpr size_t kBuffer = 65536;
 constexpr int kPatienceMs = 60000;
-constexpr const char* kLease = "30000";
-constexpr const char* kLongLease = "3600000";
 
 struct Settings {
-  std::string mode;
+  std::vector<std::string> commands;
   int port = 0;
   long operations = 0;  // 0: as standard input says
   long clients = 50;
@@ -103,33 +93,41 @@ Owner MakeOwner(Random& random) {
   return owner;
 }
 
-// Who holds a lock that is only touched: random, but the same each time.
-Owner HolderOf(uint64_t index, uint64_t seed) {
-  Random random(seed + index);
-  return MakeOwner(random);
-}
-
 // --- Commands -----------------------------------------------------------------------------------
 
 enum class Expect { kOk, kToken, kOne };
 
-// Places for the key and the owner in a command.
-constexpr std::string_view kKey = "0123456789abcdef";
-constexpr std::string_view kOwner = "0123456789abcdef0123456789ABCDEF";
-static_assert(kKey.size() == kKeySize && kOwner.size() == kOwnerSize);
+Expect ExpectNamed(const std::string& name) {
+  if (name == "ok") return Expect::kOk;
+  if (name == "one") return Expect::kOne;
+  if (name == "token") return Expect::kToken;
+  Fail("no reply is named '" + name + "'");
+}
 
 // A command as it goes over the wire; only key and owner are filled in for each request.
 class Command {
  public:
-  Command(Expect expect, const std::vector<std::string_view>& arguments) : expect_(expect) {
-    bytes_ = "*" + std::to_string(arguments.size()) + "\r\n";
-    for (const std::string_view argument : arguments) {
-      bytes_ += "$" + std::to_string(argument.size()) + "\r\n";
-      if (argument == kKey) key_at_ = bytes_.size();
-      if (argument == kOwner) owner_at_ = bytes_.size();
-      bytes_ += argument;
-      bytes_ += "\r\n";
+  explicit Command(const std::string& text) {
+    std::istringstream words(text);
+    std::string word;
+    words >> word;
+    expect_ = ExpectNamed(word);
+    size_t count = 0;
+    for (; words >> word; ++count) {
+      const bool is_key = word == "@key";
+      const bool is_owner = word == "@owner";
+      if (is_key) word.assign(kKeySize, ' ');
+      if (is_owner) word.assign(kOwnerSize, ' ');
+      bytes_ += "$" + std::to_string(word.size()) + "\r\n";
+      if (is_key) key_at_ = bytes_.size();
+      if (is_owner) owner_at_ = bytes_.size();
+      bytes_ += word + "\r\n";
     }
+    const std::string head = "*" + std::to_string(count) + "\r\n";
+    bytes_.insert(0, head);
+    if (key_at_ == 0) Fail("a command without a key: " + text);
+    key_at_ += head.size();
+    if (owner_at_ != 0) owner_at_ += head.size();
   }
 
   void AppendTo(std::string& out, const Key& key, const Owner& owner) const {
@@ -153,52 +151,13 @@ class Command {
   }
 
  private:
-  Expect expect_;
+  Expect expect_ = Expect::kOk;
   std::string bytes_;
-  size_t key_at_ = 0;
-  size_t owner_at_ = 0;
+  size_t key_at_ = 0;    // 0: none
+  size_t owner_at_ = 0;  // 0: none
 };
 
-// --- Modes --------------------------------------------------------------------------------------
-
-constexpr const char* kReleaseScript = R"(
-if redis.call('GET', KEYS[1]) == ARGV[1] then
-  return redis.call('DEL', KEYS[1])
-end
-return 0
-)";
-
-constexpr const char* kExtendScript = R"(
-if redis.call('GET', KEYS[1]) == ARGV[1] then
-  return redis.call('PEXPIRE', KEYS[1], ARGV[2])
-end
-return 0
-)";
-
-constexpr const char* kAcquireScript = R"(
-if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
-  return redis.call('INCR', KEYS[2])
-end
-return false
-)";
-
-constexpr const char* kLibrary = R"(#!lua name=bench
-redis.register_function('bench_acquire', function(keys, args)
-  if redis.call('SET', keys[1], args[1], 'NX', 'PX', args[2]) then
-    return redis.call('INCR', keys[2])
-  end
-  return false
-end)
-redis.register_function('bench_release', function(keys, args)
-  if redis.call('GET', keys[1]) == args[1] then
-    return redis.call('DEL', keys[1])
-  end
-  return 0
-end)
-)";
-
-// One counter for all locks: the cheapest way to fence with a script.
-constexpr const char* kCounter = "fencing-counter";
+// --- A connection under load --------------------------------------------------------------------
 
 struct ContextDeleter {
   void operator()(redisContext* context) const { redisFree(context); }
@@ -211,92 +170,6 @@ Context Connect(int port) {
   redisSetTimeout(context.get(), timeval{kPatienceMs / 1000, 0});
   return context;
 }
-
-// The reply of a command of the preparation, which must not fail.
-std::string Ask(redisContext* context, const std::vector<const char*>& arguments) {
-  const int count = static_cast<int>(arguments.size());
-  const std::unique_ptr<redisReply, void (*)(void*)> reply(
-      static_cast<redisReply*>(
-          redisCommandArgv(context, count, const_cast<const char**>(arguments.data()), nullptr)),
-      freeReplyObject);
-  const std::string what = arguments[0];
-  if (reply == nullptr) Fail(what + ": " + context->errstr);
-  if (reply->type == REDIS_REPLY_ERROR) Fail(what + ": " + reply->str);
-  if (reply->str == nullptr) Fail(what + ": unexpected reply");
-  return reply->str;
-}
-
-std::string LoadScript(redisContext* context, const char* script) {
-  return Ask(context, {"SCRIPT", "LOAD", script});
-}
-
-struct Mode {
-  std::vector<Command> operation;  // what is measured
-  std::vector<Command> held = {};  // one command that takes a lock beforehand, or none
-};
-
-Command SetCommand(const char* lease) {
-  return {Expect::kOk, {"SET", kKey, kOwner, "NX", "PX", lease}};
-}
-
-Command AcquireCommand(const char* lease) {
-  return {Expect::kToken, {"LOCK.ACQUIRE", kKey, kOwner, "PX", lease}};
-}
-
-Command EvalReleaseCommand(redisContext* context) {
-  return {Expect::kOne, {"EVALSHA", LoadScript(context, kReleaseScript), "1", kKey, kOwner}};
-}
-
-// Loads what the mode needs into the server.
-Mode MakeMode(const std::string& name, redisContext* context) {
-  const std::map<std::string, std::function<Mode()>> modes = {
-      {"set-del",
-       [] {
-         return Mode{{SetCommand(kLease), {Expect::kOne, {"DEL", kKey}}}};
-       }},
-      {"turnstile",
-       [] {
-         return Mode{{AcquireCommand(kLease), {Expect::kOne, {"LOCK.RELEASE", kKey, kOwner}}}};
-       }},
-      {"evalsha",
-       [&] {
-         return Mode{{SetCommand(kLease), EvalReleaseCommand(context)}};
-       }},
-      {"evalsha-fencing",
-       [&] {
-         const std::string acquire = LoadScript(context, kAcquireScript);
-         return Mode{{{Expect::kToken, {"EVALSHA", acquire, "2", kKey, kCounter, kOwner, kLease}},
-                      EvalReleaseCommand(context)}};
-       }},
-      {"fcall-fencing",
-       [&] {
-         Ask(context, {"FUNCTION", "LOAD", "REPLACE", kLibrary});
-         return Mode{
-             {{Expect::kToken, {"FCALL", "bench_acquire", "2", kKey, kCounter, kOwner, kLease}},
-              {Expect::kOne, {"FCALL", "bench_release", "1", kKey, kOwner}}}};
-       }},
-      {"pexpire",
-       [] {
-         return Mode{{{Expect::kOne, {"PEXPIRE", kKey, kLease}}}, {SetCommand(kLongLease)}};
-       }},
-      {"touch",
-       [] {
-         return Mode{{{Expect::kOne, {"LOCK.TOUCH", kKey, kOwner, "PX", kLease}}},
-                     {AcquireCommand(kLongLease)}};
-       }},
-      {"evalsha-extend",
-       [&] {
-         const std::string extend = LoadScript(context, kExtendScript);
-         return Mode{{{Expect::kOne, {"EVALSHA", extend, "1", kKey, kOwner, kLease}}},
-                     {SetCommand(kLongLease)}};
-       }},
-  };
-  const auto found = modes.find(name);
-  if (found == modes.end()) Fail("no mode " + name);
-  return found->second();
-}
-
-// --- A connection under load --------------------------------------------------------------------
 
 class Connection {
  public:
@@ -370,14 +243,11 @@ class Load {
   explicit Load(const Settings& settings)
       : settings_(settings), slice_(settings.keys / settings.clients), random_(settings.seed) {
     if (slice_ == 0) Fail("fewer keys than clients");
-    const Context context = Connect(settings.port);
-    Ask(context.get(), {"FLUSHALL", "SYNC"});
-    mode_ = MakeMode(settings.mode, context.get());
-    if (!mode_.held.empty()) TakeLocks();
-
+    if (settings.commands.empty()) Fail("no command");
+    for (const std::string& text : settings.commands) operation_.emplace_back(text);
     epoll_ = epoll_create1(EPOLL_CLOEXEC);
     for (long i = 0; i < settings.clients; ++i) {
-      connections_.emplace_back(Connect(settings.port), mode_.operation);
+      connections_.emplace_back(Connect(settings.port), operation_);
       epoll_event event{.events = EPOLLIN, .data = {.u64 = static_cast<uint64_t>(i)}};
       if (epoll_ctl(epoll_, EPOLL_CTL_ADD, connections_.back().fd(), &event) != 0) Fail("epoll");
     }
@@ -420,31 +290,13 @@ class Load {
     const auto slice = static_cast<uint64_t>(slice_);
     const uint64_t index = client * slice + random_.Next() % slice;
     key = MakeKey(index);
-    owner = mode_.held.empty() ? MakeOwner(random_) : HolderOf(index, settings_.seed);
-  }
-
-  void TakeLocks() {
-    Connection connection(Connect(settings_.port), mode_.held);
-    uint64_t index = 0;
-    const auto next = [&](Key& key, Owner& owner) {
-      if (index == static_cast<uint64_t>(settings_.keys)) return false;
-      key = MakeKey(index);
-      owner = HolderOf(index, settings_.seed);
-      ++index;
-      return true;
-    };
-    while (connection.Send(1000, next)) {
-      do {
-        pollfd wanted{.fd = connection.fd(), .events = POLLIN, .revents = 0};
-        if (poll(&wanted, 1, kPatienceMs) == 0) Fail("no reply");
-      } while (!connection.Receive());
-    }
+    owner = MakeOwner(random_);
   }
 
   const Settings settings_;
   const long slice_;  // keys of a client
   Random random_;
-  Mode mode_;
+  std::vector<Command> operation_;
   std::vector<Connection> connections_;
   int epoll_ = -1;
 };
@@ -461,8 +313,8 @@ Settings Parse(int argc, char** argv) {
   for (int i = 1; i < argc; i += 2) {
     const std::string option = argv[i];
     const std::string value = i + 1 < argc ? argv[i + 1] : "";
-    if (option == "--mode") {
-      settings.mode = value;
+    if (option == "--command") {
+      settings.commands.push_back(value);
     } else if (option == "--port") {
       settings.port = static_cast<int>(Number(value, option));
     } else if (option == "--operations") {

@@ -5,6 +5,7 @@ be written again at any time, and a test holds it against its data.
 """
 
 import argparse
+import contextlib
 import datetime
 import importlib
 import json
@@ -22,7 +23,7 @@ import time
 import common
 from common import say
 
-PARTS = ("instructions", "throughput", "contention", "scale", "others")
+PARTS = ("instructions", "valkey", "throughput", "contention", "scale", "others")
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 
 
@@ -51,18 +52,45 @@ def cpu_model():
     return found[1].strip() if found else platform.machine()
 
 
-def measure(names, options, folder):
-    """Runs these parts; each one's data is in the folder as soon as it is there."""
-    parts = {name: importlib.import_module(name) for name in names}
-    conditions = machine()
+def engine_server(name):
+    """The path of this engine's server, or None if it cannot be had."""
+    found = subprocess.run([common.ROOT / "script" / "engine", name], stdout=subprocess.PIPE,
+                           text=True)
+    return found.stdout.strip() if found.returncode == 0 else None
+
+
+@contextlib.contextmanager
+def server_program(path):
+    """Servers that are started meanwhile are of this program; None: of the one that it is."""
+    before = os.environ.get("REDIS_SERVER")
+    if path:
+        os.environ["REDIS_SERVER"] = path
+    try:
+        yield
+    finally:
+        if path and before is None:
+            del os.environ["REDIS_SERVER"]
+        elif path:
+            os.environ["REDIS_SERVER"] = before
+
+
+def measure(parts, options, folders):
+    """Runs these parts; each one's data is in its folder as soon as it is there."""
     about = "" if options.quick else f" of about {sum(p.SECONDS for p in parts.values())}"
     begin = time.monotonic()
     for k, (name, part) in enumerate(parts.items(), 1):
         started = time.monotonic()
         say(f"part {k} of {len(parts)}: {name} ({started - begin:.0f}{about} s so far)")
-        data = part.run(options)
+        engine = getattr(part, "ENGINE", None)
+        path = engine_server(engine) if engine else None
+        if engine and not path:
+            say(f"{name} is left out: there is no engine {engine}")
+            continue
+        with server_program(path):
+            conditions = machine()
+            data = part.run(options)
         seconds = round(time.monotonic() - started)
-        store(folder / f"{name}.json", json.dumps({
+        store(folders[name] / f"{name}.json", json.dumps({
             "conditions": {**conditions, "seed": options.seed, "seconds": seconds}, "data": data,
         }, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
         say(f"{name} took {seconds} s")
@@ -131,7 +159,7 @@ def goal_section(goals):
     rows = [[goal.what.replace("|", "\\|"), goal.goal, goal.measured,
              "yes" if goal.met else "**no**"] for goal in goals]
     met = sum(goal.met for goal in goals)
-    why = "" if met == len(goals) else " [Why not all](../README.md#two-goals-that-are-missed)."
+    why = "" if met == len(goals) else " [Why not all](../README.md#goals-that-are-missed)."
     return (f"## Goals\n\n{met} of {len(goals)} met.{why}\n\n"
             + common.table(["what", "goal", "measured", "met"], rows))
 
@@ -170,7 +198,8 @@ def parse(arguments):
     parser.add_argument("--seed", type=int, default=common.Options.seed,
                         help="of the random choices (%(default)s)")
     parser.add_argument("--engine", metavar="NAME",
-                        help="another server (script/engine list); printed, not stored")
+                        help="another server (script/engine list); printed, not stored, but for "
+                             "the part that belongs to this engine")
     return parser.parse_args(arguments)
 
 
@@ -180,32 +209,34 @@ def main(arguments):
     if options.report:
         write_report(RESULTS)
         return
-    # Published is what script/bench built, on the machine's own server, in full length.
-    publish = not (options.quick or options.engine
-                   or {"REDIS_SERVER", "TURNSTILE_MODULE"} & os.environ.keys())
+    parts = {name: importlib.import_module(name) for name in options.only}
     if options.engine:
-        engine = subprocess.run([common.ROOT / "script" / "engine", options.engine],
-                                stdout=subprocess.PIPE, text=True)
-        if engine.returncode != 0:
+        server = engine_server(options.engine)
+        if not server:
             sys.exit(f"bench: no engine {options.engine}")
-        os.environ["REDIS_SERVER"] = engine.stdout.strip()
-    folder = RESULTS
-    if publish:
-        folder.mkdir(exist_ok=True)
-    else:
-        folder = pathlib.Path(tempfile.mkdtemp(prefix="turnstile-results-"))
+    # Published is what script/bench built, on the server that it belongs on, in full length.
+    own = not (options.quick or {"REDIS_SERVER", "TURNSTILE_MODULE"} & os.environ.keys())
+    published = {name for name, part in parts.items()
+                 if own and (not options.engine or getattr(part, "ENGINE", None) == options.engine)}
+    RESULTS.mkdir(exist_ok=True)
+    trial = pathlib.Path(tempfile.mkdtemp(prefix="turnstile-results-"))
+    folders = {name: RESULTS if name in published else trial for name in parts}
     try:
-        measure(options.only, common.Options(options.full, options.quick, options.seed), folder)
-        page = write_report(folder)
+        with server_program(server if options.engine else None):
+            measure(parts, common.Options(options.full, options.quick, options.seed), folders)
+        page = write_report(trial)
+        if published:
+            write_report(RESULTS)
     except BaseException:
-        if not publish:
-            shutil.rmtree(folder)
+        shutil.rmtree(trial)
         raise
-    if publish:
+    if published:
         say("bench/results/README.md is written")
+    if published == parts.keys():
+        shutil.rmtree(trial)
     else:
         print(page)
-        say(f"not stored with the published results; page, plots and data are in {folder}")
+        say(f"not stored with the published results; page, plots and data are in {trial}")
 
 
 if __name__ == "__main__":

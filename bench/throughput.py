@@ -6,32 +6,29 @@ import subprocess
 import sys
 
 import common
+import modes
 import plot
+from modes import PAIRS
 
 TITLE = "Throughput and CPU time"
-SECONDS = 150
+SECONDS = 45
 
 CLIENTS = 50
 KEYS = 100_000
-ROUNDS = 15
+ROUNDS = 9
 OPERATIONS = {16: 80_000, 1: 16_000}  # by pipeline: at least 0.2 s of CPU time each
 WARM_UP = 4  # part of the operations
 BASELINE = "set-del"
 AGAIN = "set-del again"  # the baseline a second time: what a ratio of 1 looks like here
-NAMES = {  # by mode of bench/load.cc
-    "set-del": "SET NX PX + DEL",
-    "turnstile": "LOCK.ACQUIRE + LOCK.RELEASE",
-    "evalsha": "SET NX PX + EVALSHA release",
-    "evalsha-fencing": "EVALSHA acquire with INCR + EVALSHA release",
-    "fcall-fencing": "FCALL acquire with INCR + FCALL release",
-}
 
 
 class Load:
-    """bench/load.cc at work on a server, prepared and connected. Use it with `with`."""
+    """bench/load.cc at work on a server with a pair of commands, connected. Use it with `with`."""
 
     def __init__(self, server, mode, **settings):
-        command = [str(common.BINARIES / "load"), "--port", str(server.port), "--mode", mode]
+        command = [str(common.BINARIES / "load"), "--port", str(server.port)]
+        for text in PAIRS[mode].commands:
+            command += ["--command", text]
         for name, value in settings.items():
             command += [f"--{name}", str(value)]
         self.process = subprocess.Popen(
@@ -77,22 +74,24 @@ def run(options):
              for pipeline, operations in OPERATIONS.items()}
     generator = random.Random(options.seed)
     data = {"rounds": rounds, "clients": CLIENTS, "keys": KEYS, "pipelines": {}}
-    taken = {pipeline: {mode: [] for mode in [*NAMES, AGAIN]} for pipeline in sizes}
-    with common.Server() as server:
+    taken = {pipeline: {mode: [] for mode in [*PAIRS, AGAIN]} for pipeline in sizes}
+    with common.Server() as ours, common.Server(module=None) as bare:
+        for server in (ours, bare):
+            server.populate()
+            modes.load_scripts(server)
         for number in range(rounds):
             common.say(f"throughput: round {number + 1} of {rounds}")
             for pipeline, operations in sizes.items():
-                modes = [*NAMES, AGAIN]
-                generator.shuffle(modes)
-                for mode in modes:
+                for mode in generator.sample([*PAIRS, AGAIN], len(PAIRS) + 1):
                     command = BASELINE if mode == AGAIN else mode
+                    server = ours if PAIRS[command].is_ours() else bare
                     figures = measure(
                         server, command, pipeline, operations, generator.randrange(1, 2**31))
                     taken[pipeline][mode].append(figures)
     for pipeline, operations in sizes.items():
         data["pipelines"][str(pipeline)] = {
             "operations": operations,
-            "modes": {mode: summary(taken[pipeline], mode) for mode in [*NAMES, AGAIN]},
+            "modes": {mode: summary(taken[pipeline], mode) for mode in [*PAIRS, AGAIN]},
             "turnstile vs evalsha-fencing": ratios(
                 taken[pipeline], "turnstile", "evalsha-fencing", "rate"),
         }
@@ -126,11 +125,13 @@ def goals(data):
 
 def report(data):
     markdown = (
-        f"{data['clients']} clients, {data['keys']:,} random keys; a pair is an acquire and a "
-        f"release. Ratios to SET NX PX + DEL of the same round: the median of {data['rounds']} "
+        f"{data['clients']} clients, {data['keys']:,} random keys, and {common.OTHERS:,} others in "
+        "the database; a pair is an acquire and a release. LOCK.ACQUIRE and LOCK.RELEASE run in a "
+        "server with Turnstile, all else in a server without any module. Ratios to SET NX PX + DEL "
+        f"of the same round: the median of {data['rounds']} "
         f"rounds, and the quartiles. The last row is SET NX PX + DEL a second time: what differs "
         f"from 1.00 there is noise.\n\n")
-    names = {**NAMES, AGAIN: "SET NX PX + DEL, again"}
+    names = {**{name: mode.title for name, mode in PAIRS.items()}, AGAIN: "SET NX PX + DEL, again"}
     header = ["pair", "pairs/s", "pairs/s, ratio", "quartiles", "server CPU, ratio", "quartiles"]
     for pipeline, figures in data["pipelines"].items():
         rows = []

@@ -65,10 +65,13 @@ void Reporter::OnRemoved(LockName name, const Lock& lock, bool counts, bool move
   removal_.tokens.clear();
   removal_.any_live = false;
   removal_.ended = removal_.live = 0;
+  // The keys' own rule is that of leases, but the expiry cycle of Redis from 7.2 on, and of Valkey,
+  // removes a key in the last millisecond of its TTL already.
+  const bool expires = lock.blocks_until() <= now;
   for (const Hold& hold : lock.holds(Lock::Order::kByToken)) {
     if (hold.ended_with_session()) continue;  // reported when its connection closed
-    const bool live = hold.LiveAt(now);
-    if (live && moves) continue;
+    if (hold.LiveAt(now) && moves) continue;
+    const bool live = hold.LiveAt(now) && !expires;
     removal_.any_live = removal_.any_live || live;
     removal_.tokens.push_back(hold.token);
     if (!counts || TakeRenamed(hold.token)) continue;

@@ -69,5 +69,31 @@ TEST_F(EngineTest, UndeliveredSetIsKeptIfOwnerWasToldByRaisingOneToken) {
   EXPECT_NE(host_.FindLock(0, "b"), nullptr);
 }
 
+// The expiry cycle of newer servers removes a key in the last millisecond of its TTL, in which its
+// hold is still live.
+TEST_F(EngineTest, HoldWhoseKeyIsRemovedInItsLastMillisecondHasExpired) {
+  Acquire(1, {"a"}, "ann");
+  Now last = kNow;
+  last.wall += Millis{60'000};
+  last.steady += Millis{60'000};
+  ASSERT_TRUE(host_.FindLock(0, "a")->blocks_until() == last.moment());
+  host_.Delete(0, "a", last);
+  host_.Turn(last);
+  EXPECT_EQ(host_.engine().stats().expired, 1);
+  EXPECT_EQ(host_.engine().stats().forced, 0);
+}
+
+// Earlier it was removed by force.
+TEST_F(EngineTest, HoldWhoseKeyIsRemovedBeforeItsLastMillisecondIsForced) {
+  Acquire(1, {"a"}, "ann");
+  Now before = kNow;
+  before.wall += Millis{59'999};
+  before.steady += Millis{59'999};
+  host_.Delete(0, "a", before);
+  host_.Turn(before);
+  EXPECT_EQ(host_.engine().stats().expired, 0);
+  EXPECT_EQ(host_.engine().stats().forced, 1);
+}
+
 }  // namespace
 }  // namespace turnstile::sim

@@ -1100,9 +1100,11 @@ void Storm::CheckEvents(const Holds& before, const Holds& after, const Deed& dee
         event.how == Loss::kForced || event.how == Loss::kEvicted || event.how == Loss::kFlushed;
     if (in_force && event.how != deed.in_force) Wrong(deed.what + " tells of another deed");
     const auto fits = [&](const StoredHold& hold) {
+      // In its last millisecond a key may have been expired by the server as well.
       const bool leased = now_.moment() <= hold.end;
+      const bool ends = now_.moment() >= hold.end;
       return hold.db == event.db && hold.key == event.key &&
-             (event.how == Loss::kExpired ? !leased : !in_force || leased);
+             (event.how == Loss::kExpired ? ends : !in_force || leased);
     };
     if (std::none_of(lost.begin(), lost.end(), fits) &&
         std::none_of(perhaps_lost.begin(), perhaps_lost.end(), fits)) {

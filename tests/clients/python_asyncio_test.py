@@ -171,8 +171,8 @@ class Basics(LockTest):
 
 class Loss(LockTest):
     async def test_renewal_keeps_a_lock_far_beyond_its_lease(self):
-        async with self.lock(lease=0.3) as hold:
-            self.assertFalse(await self.is_lost(hold, within=0.9))
+        async with self.lock(lease=0.9) as hold:
+            self.assertFalse(await self.is_lost(hold, within=1.8))
             hold.check()
             self.assertTrue(self.held_by(hold.token))
 
@@ -713,8 +713,8 @@ class Options(LockTest):
             self.assertFalse(self.look.exists(self.key))
 
     async def test_session(self):
-        async with self.lock(session=True, lease=0.3) as hold:
-            self.assertFalse(await self.is_lost(hold, within=0.5))
+        async with self.lock(session=True, lease=0.9) as hold:
+            self.assertFalse(await self.is_lost(hold, within=1.5))
             self.assertTrue(lock_info(self.look, self.key)["holders"][0]["session"])
         with self.assertRaisesRegex(Lost, "connection"):
             async with self.lock(session=True, lease=1.5):
@@ -724,9 +724,9 @@ class Options(LockTest):
 
     async def test_also(self):
         keys = [self.key, self.key + ":2", self.key + ":3"]
-        lock = self.lock(also=keys[1:], lease=0.4)
+        lock = self.lock(also=keys[1:], lease=0.9)
         async with lock as hold:
-            self.assertFalse(await self.is_lost(hold, within=0.6))
+            self.assertFalse(await self.is_lost(hold, within=1.5))
             self.assertEqual(self.look.exists(*keys), 3)
         self.assertEqual(self.look.exists(*keys), 0)
         with self.assertRaises(Lost):

@@ -426,8 +426,8 @@ class GuardedWrite(LockTest):
 
 class Renewal(LockTest):
     def test_keeps_a_lock_far_beyond_its_lease(self):
-        with self.lock(lease=0.3) as hold:
-            self.assertFalse(hold.lost.wait(0.9))
+        with self.lock(lease=0.9) as hold:
+            self.assertFalse(hold.lost.wait(1.8))
             hold.check()
             self.assertTrue(self.held_by(hold.token))
 
@@ -442,15 +442,15 @@ class Renewal(LockTest):
         hold.release()
 
     def test_touch_by_hand(self):
-        hold = self.lock(lease=0.3, renew=False).acquire()
-        hold.touch(lease=0.6)
-        self.assertFalse(hold.lost.wait(0.4))
+        hold = self.lock(lease=0.6, renew=False).acquire()
+        hold.touch(lease=1.6)
+        self.assertFalse(hold.lost.wait(0.8))
         self.assertTrue(hold.lost.wait(PATIENCE_S))
         self.assert_between(time.monotonic(), hold.until, hold.until + SLACK_S)
         hold.release()
         hold = self.lock(lease=60.0).acquire()
-        hold.touch(lease=0.3)  # from now on renewed every 0.1 s
-        self.assertFalse(hold.lost.wait(0.5))
+        hold.touch(lease=0.9)  # from now on renewed every 0.3 s
+        self.assertFalse(hold.lost.wait(1.5))
         self.assertTrue(hold.release())
 
     def test_a_lost_answer_to_a_shorter_lease(self):
@@ -878,8 +878,8 @@ class Options(LockTest):
                 self.lock(reentrant=True, **options)
 
     def test_session(self):
-        with self.lock(session=True, lease=0.3) as hold:
-            self.assertFalse(hold.lost.wait(0.5))
+        with self.lock(session=True, lease=0.9) as hold:
+            self.assertFalse(hold.lost.wait(1.5))
             self.assertTrue(lock_info(self.client, self.key)["holders"][0]["session"])
         hold = self.lock(session=True, lease=1.5).acquire()
         self.client.client_kill_filter(_id=lock_connection(self.client))
@@ -899,9 +899,9 @@ class Options(LockTest):
 
     def test_also(self):
         keys = [self.key, self.key + ":2", self.key + ":3"]
-        lock = self.lock(also=keys[1:], lease=0.4)
+        lock = self.lock(also=keys[1:], lease=0.9)
         with lock as hold:
-            self.assertFalse(hold.lost.wait(0.6))
+            self.assertFalse(hold.lost.wait(1.5))
             self.assertEqual(self.client.exists(*keys), 3)
             self.assertIsNone(self.lock(keys[2]).try_acquire())
         self.assertEqual(self.client.exists(*keys), 0)

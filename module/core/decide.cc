@@ -71,6 +71,9 @@ std::optional<Outcome> FindObstacle(const LockView& view, const AcquireRequest& 
 Admission DecideOne(const LockView& view, const AcquireRequest& request, Instant now,
                     const GrantRules& rules) {
   const KeyState& state = view.state;
+  if (state.lock == nullptr && !state.plain.has_value() && view.ahead.size == 0) {
+    return {Outcome::kGranted, {}};
+  }
   // The owner of a plain lock takes it over whoever waits: it held the lock before they arrived.
   if (IsOwnPlain(state, request.owner, now)) return {Outcome::kGranted, {}};
   const std::optional<Hold> own = OwnLiveHold(state, request.owner, now);

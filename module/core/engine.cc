@@ -38,7 +38,6 @@ void LockDatabases::Swap(int first, int second) {
 // Holds whose connection has closed have ended for everybody, even while they are still in the key.
 // This removes the holds of `owner`, for a command that concerns only that owner.
 void Engine::EndClosedSessionsOf(OpenKeys& keys, Owner owner, Instant now) {
-  if (!state_.sessions.has_ended()) return;
   for (size_t i = 0; i < keys.size(); ++i) writer_.EndClosedSessionOf(keys[i], owner, now);
 }
 
@@ -47,7 +46,6 @@ void Engine::EndClosedSessionsOf(OpenKeys& keys, Owner owner, Instant now) {
 std::vector<bool> Engine::EndClosedSessions(OpenKeys& keys, Instant now) {
   constexpr size_t kSteps = 10'000;
   std::vector<bool> deferred;
-  if (!state_.sessions.has_ended()) return deferred;
   for (size_t i = 0; i < keys.size(); ++i) {
     deferred.push_back(!writer_.EndClosedSessionsIn(keys[i], now, kSteps / keys.size()));
   }
@@ -74,8 +72,11 @@ AcquireResult Engine::Acquire(std::span<const KeyName> names, const AcquireReque
   state_.host.BeforeGrant(names.front().lock, now.wall);
   OpenKeys keys(state_.host, names, Access::kWrite);
   if (keys.any_wrong_type()) return {Kind::kWrongType};
-  EndClosedSessionsOf(keys, request.owner, moment);
-  const std::vector<bool> deferred = EndClosedSessions(keys, moment);
+  std::vector<bool> deferred;
+  if (state_.sessions.has_ended()) {
+    EndClosedSessionsOf(keys, request.owner, moment);
+    deferred = EndClosedSessions(keys, moment);
+  }
   const LockViews views(keys, [&](size_t index, const OpenKey& key, const KeyState& key_state) {
     if (!deferred.empty() && deferred[index]) return WaitersAhead::Incompatible();
     if (state_.queue.empty()) return WaitersAhead();
@@ -150,7 +151,7 @@ std::optional<CountResult> Engine::Prepare(OpenKeys& keys, const Request& reques
   if (const char* missing = MissingCommand(keys, request, now); missing != nullptr) {
     return CountResult{CountResult::Kind::kMissingCommand, 0, missing};
   }
-  EndClosedSessionsOf(keys, request.owner, now);
+  if (state_.sessions.has_ended()) EndClosedSessionsOf(keys, request.owner, now);
   return std::nullopt;
 }
 

@@ -32,10 +32,14 @@ void Writer::StoreWithout(OpenKey& key, const Fact& fact) {
   if (Lock* left = Apply(key.lock(), fact); left != nullptr) {
     host_.Store(key.content(), left);
   } else {
-    deleting_ = true;
-    host_.Delete(key.content());
-    deleting_ = false;
+    Delete(key);
   }
+}
+
+void Writer::Delete(OpenKey& key) {
+  deleting_ = true;
+  host_.Delete(key.content());
+  deleting_ = false;
 }
 
 // Removes a hold, or one of several counted ones, from the key.
@@ -56,7 +60,11 @@ void Writer::Release(OpenKey& key, const HoldReleased& released, std::optional<I
   const Token token = hold->token;
   const Instant since = hold->since;
   const bool is_last = hold->count == 1;
-  RemoveHold(key, released);
+  if (is_last && key.lock()->size() == 1) {
+    Delete(key);
+  } else {
+    RemoveHold(key, released);
+  }
   if (!is_last) return;
   state_.reporter.OnReleased(key, token,
                              now.has_value() ? std::optional<Millis>(*now - since) : std::nullopt);

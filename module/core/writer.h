@@ -81,6 +81,7 @@ class Writer {
   void RemoveHold(OpenKey& key, const Fact& fact);
   template <typename Fact>
   void StoreWithout(OpenKey& key, const Fact& fact);
+  void Delete(OpenKey& key);
   void EndHolds(OpenKey& key, const std::vector<std::string>& names, Instant now, Via via);
 
   void LockChanged(LockName lock) {

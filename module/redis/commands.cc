@@ -159,10 +159,12 @@ int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   const auto& request = std::get<AcquireRequest>(parsed);
   const RedisHost::Scope scope(instance.host, ctx);
   const KeyNames names(args, argv, request.also);
-  const AcquireResult result = instance.engine.Acquire(names.get(), request, ReadClocks());
-  return ReplyAcquired(ctx, result, [ctx](LockName lock) {
-    return User(TheInstance().host.server(), ctx).MayInspect(ctx, lock);
-  });
+  // Only a request that may wait needs the steady clock.
+  const Now now = request.wait > Millis{0} ? ReadClocks() : Now{.wall = WallNow()};
+  return ReplyAcquired(ctx, instance.engine.Acquire(names.get(), request, now),
+                       [](RedisModuleCtx* caller, LockName lock) {
+                         return User(TheInstance().host.server(), caller).MayInspect(caller, lock);
+                       });
 }
 
 // LOCK.RELEASE key owner [ALSO numkeys key [key ...]]

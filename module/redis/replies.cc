@@ -170,7 +170,7 @@ std::string MovedText(Slot slot, const ClusterNode& node, std::string_view endpo
 }
 
 int ReplyAcquired(RedisModuleCtx* ctx, const AcquireResult& result,
-                  const std::function<bool(LockName)>& sees) {
+                  bool (*sees)(RedisModuleCtx* ctx, LockName lock)) {
   using Kind = AcquireResult::Kind;
   switch (result.kind) {
     case Kind::kGranted:
@@ -199,7 +199,7 @@ int ReplyAcquired(RedisModuleCtx* ctx, const AcquireResult& result,
     case Kind::kDeadlock:
       break;
   }
-  return ReplyText(ctx, DeadlockText(result.cycle, sees));
+  return ReplyText(ctx, DeadlockText(result.cycle, [&](LockName lock) { return sees(ctx, lock); }));
 }
 
 int ReplyCount(RedisModuleCtx* ctx, const CountResult& result, const char* command) {

@@ -18,7 +18,7 @@ namespace turnstile {
 
 // `sees`: whether the caller may see details of a lock.
 int ReplyAcquired(RedisModuleCtx* ctx, const AcquireResult& result,
-                  const std::function<bool(LockName)>& sees);
+                  bool (*sees)(RedisModuleCtx* ctx, LockName lock));
 // The reply to LOCK.RELEASE or LOCK.TOUCH, as named by `command`: the number of locks that were
 // released or touched.
 int ReplyCount(RedisModuleCtx* ctx, const CountResult& result, const char* command);

@@ -526,7 +526,10 @@ void Engine::RunTasks(const Now& now, Budget& budget) {
   const Instant moment = now.moment();
   if (state_.tokens.has_floor_to_replicate() && state_.host.MayReplicateFloor()) {
     const std::optional<Token> floor = state_.tokens.TakeFloorToReplicate(now.wall);
-    if (floor.has_value()) state_.host.ReplicateFloor(*floor);
+    // Where nobody consumes it, it would only count as a change, and lead to the next save.
+    if (floor.has_value() && state_.host.HasReplicationConsumers(moment)) {
+      state_.host.ReplicateFloor(*floor);
+    }
   }
   RestoreTtls(moment, budget);
   if (waiting_.has_undelivered()) waiting_.TakeBackUndelivered(moment, budget);

@@ -135,8 +135,7 @@ void OnConfigChange(RedisModuleCtx* /*ctx*/, RedisModuleEvent /*event*/, uint64_
 
 void OnReview(RedisModuleCtx* ctx, void* /*data*/) {
   Instance& instance = TheInstance();
-  const bool in_use = instance.host.ReviewSubscriptions(ctx, instance.engine);
-  if (in_use) WarnOfEviction(ctx);
+  if (instance.host.ReviewSubscriptions(ctx, instance.engine, SteadyNow())) WarnOfEviction(ctx);
 }
 
 // --- Keys ---------------------------------------------------------------------------------------

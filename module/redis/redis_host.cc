@@ -31,6 +31,8 @@ void RedisHost::SubscribeForLocks() {
   subscriptions_.Need(Subscriptions::Topic::kLocks);
   WatchCopies();
   server_.ForgetModules();
+  // A lock may also arrive with its slot, and move on before anything is granted here.
+  if (slots_->in_cluster() && role() == Role::kPrimary) WatchSlots();
 }
 
 void RedisHost::WatchCopies() {
@@ -43,7 +45,7 @@ void RedisHost::WatchSlots() {
   RunSoon();
 }
 
-bool RedisHost::ReviewSubscriptions(RedisModuleCtx* ctx, Engine& engine) {
+bool RedisHost::ReviewSubscriptions(RedisModuleCtx* ctx, Engine& engine, FineTick now) {
   using Topic = Subscriptions::Topic;
   subscriptions_.OnReview();
   const bool has_locks = locks_ > 0;
@@ -54,18 +56,25 @@ bool RedisHost::ReviewSubscriptions(RedisModuleCtx* ctx, Engine& engine) {
   if (engine.is_idle() && parked_.empty() && !runs_soon_) subscriptions_.GiveUp(Topic::kPasses);
   if (engine.sessions().empty()) subscriptions_.GiveUp(Topic::kConnections);
   if (!in_use) subscriptions_.GiveUp(Topic::kLocks);
-  if (!in_use && !leads) {
+  if (!in_use && !leads && !slots_->exporting()) {
     if (subscriptions_.has(Topic::kCopies)) server_.WatchCopies(false);
     subscriptions_.GiveUp(Topic::kCopies);
     if (watches_slots()) slots_->Sleep();
     subscriptions_.GiveUp(Topic::kSlotMap);
   }
-  // A module that was loaded meanwhile may listen for our events.
-  if (in_use && server_.has_checked_modules()) server_.CheckModules(ctx);
+  // After a load or a promotion.
+  if (in_use && slots_->in_cluster() && role() == Role::kPrimary) WatchSlots();
   const bool any = in_use || leads || subscriptions_.has(Topic::kPasses) ||
                    subscriptions_.has(Topic::kConnections);
   if (any) subscriptions_.ReviewLater();
-  return in_use;
+  if (!in_use) return false;
+  // What is asked of the server shows in its statistics of commands: not at every review.
+  constexpr Millis kBetweenChecks{900};
+  if (checked_at_.has_value() && now - *checked_at_ < kBetweenChecks) return false;
+  checked_at_ = now;
+  // A module that was loaded meanwhile may listen for our events.
+  if (server_.has_checked_modules()) server_.CheckModules(ctx);
+  return true;
 }
 
 // --- Keys ---------------------------------------------------------------------------------------

@@ -86,8 +86,8 @@ class RedisHost final : public Host {
   // The end of a pass of the event loop.
   void OnPass() { runs_soon_ = false; }
   // Gives up what nothing needs any more. Must not be called inside an event of the server.
-  // Returns whether there are locks, or calls that wait.
-  bool ReviewSubscriptions(RedisModuleCtx* ctx, Engine& engine);
+  // Returns, about once a second, whether there are locks, or calls that wait.
+  bool ReviewSubscriptions(RedisModuleCtx* ctx, Engine& engine, FineTick now);
   std::string DescribeSubscriptions() const { return subscriptions_.Describe(); }
   bool watches_slots() const { return subscriptions_.has(Subscriptions::Topic::kSlotMap); }
 
@@ -189,6 +189,7 @@ class RedisHost final : public Host {
   bool visiting_ = false;
   std::optional<bool> needs_replicas_;  // for writes (min-replicas-to-write); absent: not known
   bool runs_soon_ = false;              // the end of this pass must be reported
+  std::optional<FineTick> checked_at_;  // when ReviewSubscriptions last asked the server
 };
 
 // Facts (core/fact.h) in the form that the server requires: the arguments of RedisModule_Replicate

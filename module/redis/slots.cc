@@ -126,7 +126,7 @@ void Slots::OnMigration(RedisModuleCtx* ctx, Migration moment, FineInstant now) 
     wants_broadcast_ = true;
     ++exports_;
   } else if (moment == Migration::kExportAborted || moment == Migration::kExportCompleted) {
-    --exports_;
+    exports_ = std::max(exports_ - 1, 0);  // it may have started while nothing was watched
   }
   // Now, because the server is about to remove the keys in these slots.
   if (moment == Migration::kExportCompleted) {

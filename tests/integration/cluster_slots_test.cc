@@ -183,6 +183,15 @@ TEST_F(SlotMoveTest, SlotCanBeMovedBack) {
   EXPECT_GT(bob_again.Read().integer, token);
 }
 
+// The node in between has granted nothing, and had no lock before.
+TEST_F(SlotMoveTest, LockThatPassesThroughANodeIsNotLostThere) {
+  const int64_t token = MustAcquire(old_, key_, "alice");
+  move_.Whole();
+  SlotMove(cluster_, slot_, 1, 0).Whole();
+  EXPECT_EQ(old_.Do("LOCK.FENCE", key_), Reply::Int(token));
+  EXPECT_EQ(InfoField(new_, "turnstile", "turnstile_forced"), "0");
+}
+
 TEST_F(SlotMoveTest, WaitersOfAbortedImportAreRedirectedBack) {
   MustAcquire(old_, key_, "alice");
   move_.Begin();

@@ -72,6 +72,20 @@ TEST_F(SubscriptionsTest, LeadOfClockIsToldToCopiesWithoutLocks) {
   EXPECT_EQ(InfoField(client, "turnstile", "turnstile_clock_lead_ms"), "0");
 }
 
+// Otherwise each save would count as a change that calls for the next one, as long as the clock
+// leads.
+TEST_F(SubscriptionsTest, SaveWhileClockLeadsIsNoChange) {
+  Server server;
+  Client client = server.Connect();
+  MustAcquire(client, "job", "alice");
+  EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "alice"), Reply::Int(1));
+  client.Do("BGSAVE");
+  EXPECT_TRUE(Eventually(
+      [&] { return InfoField(client, "persistence", "rdb_bgsave_in_progress") == "0"; }));
+  EXPECT_NE(InfoField(client, "turnstile", "turnstile_clock_lead_ms"), "0");
+  EXPECT_EQ(InfoField(client, "persistence", "rdb_changes_since_last_save"), "0");
+}
+
 // Each of these is reported by a subscription that was given up before.
 TEST_F(SubscriptionsTest, NothingIsMissedWhenLocksAreUsedAgain) {
   for (int round = 1; round <= 2; round++) {

@@ -282,6 +282,7 @@ bool IsComplaint(const std::string& log) {
                                       "Unexpected end of file",
                                       "FATAL",
                                       "Error reading the RDB preamble",
+                                      "Unrecoverable error reading",
                                       "Unable to load"};
   return std::any_of(kComplaints.begin(), kComplaints.end(),
                      [&log](const char* text) { return log.find(text) != std::string::npos; });

@@ -78,9 +78,10 @@ class Client:
             if not is_passing(error):
                 self.tell("surprise", *command[:1], *str(error).split())
                 raise GaveUp from error
-        except IndexError:
+        except (AttributeError, IndexError):
             # redis-py 4.3 mistakes a primary for a replica when it is redirected to a node that it
-            # already knows, or after failovers; without a primary it is unusable.
+            # already knows, or after failovers; without a primary it is unusable. And it has no
+            # connection to a node without slots to which it is redirected with ASK.
             self.cluster.close()
             self.connect()
         self.disturbances.seen += 1

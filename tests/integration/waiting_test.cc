@@ -351,6 +351,10 @@ TEST_F(WaitingTest, UnblockOfSupersededCallDoesNotAffectNextWait) {
     older.Send(AcquireWaiting("task", "carol"));  // runs when the first call has been answered
     RawConnection newer = server().ConnectRaw();
     RawConnection operator_ = server().ConnectRaw();
+    for (RawConnection* connection : {&newer, &operator_}) {  // else it is read in a later pass
+      connection->SendCommand({"PING"});
+      connection->ReadReply();
+    }
     server().Pause();
     newer.SendCommand(AcquireWaiting("job", "bob"));
     operator_.SendCommand({"CLIENT", "UNBLOCK", std::to_string(older.id())});

@@ -69,7 +69,7 @@ class LockHistory {
   LockHistory(const History& history, const Rules& judged_by);
 
   // From now on this is about another lock, whose operations are `indices`, by the time of sending.
-  void Begin(Indices indices);
+  void Begin(Indices of_lock);
 
   bool Excuses(Exemption exemption) const { return rules.exemptions.Has(exemption); }
 

@@ -68,7 +68,7 @@ class LockHistory {
  public:
   LockHistory(const History& history, const Rules& judged_by);
 
-  // From now on this is about another lock, whose operations are `indices`, by the time of sending.
+  // From now on this is about another lock, whose operations are `of_lock`, by the time of sending.
   void Begin(Indices of_lock);
 
   bool Excuses(Exemption exemption) const { return rules.exemptions.Has(exemption); }

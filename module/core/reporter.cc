@@ -65,8 +65,8 @@ void Reporter::OnRemoved(LockName name, const Lock& lock, bool counts, bool move
   removal_.tokens.clear();
   removal_.any_live = false;
   removal_.ended = removal_.live = 0;
-  // The keys' own rule is that of leases, but the expiry cycle of Redis from 7.2 on, and of Valkey,
-  // removes a key in the last millisecond of its TTL already.
+  // A lease includes its last millisecond. A server may expire the key in that millisecond already
+  // (seen once, on Redis 8.0), and nothing tells that from a DEL.
   const bool expires = lock.blocks_until() <= now;
   for (const Hold& hold : lock.holds(Lock::Order::kByToken)) {
     if (hold.ended_with_session()) continue;  // reported when its connection closed

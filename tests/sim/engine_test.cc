@@ -69,8 +69,7 @@ TEST_F(EngineTest, UndeliveredSetIsKeptIfOwnerWasToldByRaisingOneToken) {
   EXPECT_NE(host_.FindLock(0, "b"), nullptr);
 }
 
-// The expiry cycle of newer servers removes a key in the last millisecond of its TTL, in which its
-// hold is still live.
+// A server may expire a key in the last millisecond of its TTL, in which its hold is still live.
 TEST_F(EngineTest, HoldWhoseKeyIsRemovedInItsLastMillisecondHasExpired) {
   Acquire(1, {"a"}, "ann");
   Now last = kNow;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
+#include <unordered_map>
 
 namespace turnstile {
 
@@ -13,12 +14,12 @@ class DeadlockSearch {
   using OwnerNode = WaitQueue::OwnerNode;
   using Waiter = WaitQueue::Waiter;
 
-  DeadlockSearch(const WaitQueue& queue, const Waiter& waiter, std::span<Waiter* const> ignored,
+  DeadlockSearch(const WaitQueue& queue, const Waiter& waiter, const IsLeaving& leaving,
                  Instant now, const ShowKeyState& show)
       : queue_(queue),
         waiter_(waiter),
         self_(*waiter.node_),
-        ignored_(ignored),
+        is_leaving_(leaving),
         now_(now),
         show_(show),
         number_(++queue.searches_) {}
@@ -29,7 +30,7 @@ class DeadlockSearch {
       const OwnerNode& node = *reached_[i];
       for (const Waiter* wait = node.waits.first(); wait != nullptr && !Done();
            wait = wait->of_owner_.after) {
-        if (!IsIgnored(*wait)) ReachFrom(*wait, &node);
+        if (!is_leaving_(*wait)) ReachFrom(*wait, &node);
       }
     }
     return Steps();
@@ -53,12 +54,8 @@ class DeadlockSearch {
   bool IsReached(const OwnerNode& node) const { return node.reached_by == number_; }
   bool Done() const { return IsReached(self_) || gave_up_; }
 
-  bool IsIgnored(const Waiter& wait) const {
-    return std::find(ignored_.begin(), ignored_.end(), &wait) != ignored_.end();
-  }
-
   void ReachFrom(const Waiter& wait, const OwnerNode* from) {
-    for (const Entry& entry : wait.entries_) {
+    for (const Entry& entry : wait.entries()) {
       if (++entries_visited_ > kMaxEntriesSearched) gave_up_ = true;
       if (Done()) return;
       ReachHolders(entry, from);
@@ -67,32 +64,32 @@ class DeadlockSearch {
   }
 
   // `from`: null for the new wait itself.
-  void Reach(const OwnerNode& node, const OwnerNode* from, LockName over) {
+  void Reach(const OwnerNode& node, const OwnerNode* from, const LockQueue& over) {
     if (IsReached(node)) return;
     node.reached_by = number_;
     node.reached_from = from;
-    node.reached_over = over;
+    node.reached_over = &over;
     reached_.push_back(&node);
   }
 
   static bool ConflictsWithHolders(const AcquireRequest& request, Mode held) {
     if (request.mode != held || held == Mode::kExclusive) return true;
-    return held == Mode::kLimit && request.limit == 1;
+    return held == Mode::kLimit && request.weight == request.limit;
   }
 
   void ReachHolders(const Entry& entry, const OwnerNode* from) {
     const Waiter& wait = *entry.waiter_;
     QueueInfo& info = InfoOf(*entry.queue_);
     if (!info.held.has_value() || !ConflictsWithHolders(wait.request_, *info.held)) return;
-    const LockName lock = entry.queue_->lock_;
+    const LockQueue& over = *entry.queue_;
     if (!info.reached_holders) {
       info.reached_holders = true;
       for (const OwnerNode* holder : info.waiting_holders) {
         // The waiter's own hold, as in an upgrade, does not block it; but it blocks others.
-        if (holder != wait.node_) Reach(*holder, from, lock);
+        if (holder != wait.node_) Reach(*holder, from, over);
       }
     } else if (wait.node_ != &self_ && Holds(info, self_)) {
-      Reach(self_, from, lock);
+      Reach(self_, from, over);
     }
   }
 
@@ -104,7 +101,7 @@ class DeadlockSearch {
   QueueInfo& InfoOf(const LockQueue& lock_queue) {
     if (lock_queue.searched_by_ == number_) return infos_[lock_queue.search_index_];
     lock_queue.searched_by_ = number_;
-    lock_queue.search_index_ = infos_.size();
+    lock_queue.search_index_ = static_cast<uint32_t>(infos_.size());
     QueueInfo& info = infos_.emplace_back();
     show_(lock_queue.lock_,
           [this, &info](const KeyState& state) { FindWaitingHolders(state, info); });
@@ -115,7 +112,7 @@ class DeadlockSearch {
     if (key_state.plain.has_value() && key_state.plain->LiveAt(now_)) {
       info.held = Mode::kExclusive;
       CountHolders(1);
-      AddHolder(queue_.FindNode(Owner{key_state.plain->value}), info);
+      AddHolder(queue_.FindNode(Owner{key_state.plain->value}), "", info);
     }
     if (key_state.lock == nullptr) return;
     const Lock& lock = *key_state.lock;
@@ -125,19 +122,21 @@ class DeadlockSearch {
     if (lock.size() <= queue_.node_list_.size()) {
       for (size_t i = 0; i < lock.size(); ++i) {
         const Hold hold = lock.at(Lock::Order::kByOwner, i);
-        if (hold.LiveAt(now_)) AddHolder(queue_.FindNode(hold.owner), info);
+        if (hold.LiveAt(now_)) AddHolder(queue_.FindNode(hold.owner), hold.tag, info);
       }
       return;
     }
     for (const OwnerNode* node = queue_.node_list_.first(); node != nullptr;
          node = node->link.after) {
       const std::optional<Hold> hold = lock.Find(node->owner);
-      if (hold.has_value() && hold->LiveAt(now_)) AddHolder(node, info);
+      if (hold.has_value() && hold->LiveAt(now_)) AddHolder(node, hold->tag, info);
     }
   }
 
-  static void AddHolder(const OwnerNode* node, QueueInfo& info) {
-    if (node != nullptr) info.waiting_holders.push_back(node);
+  void AddHolder(const OwnerNode* node, std::string_view tag, QueueInfo& info) {
+    if (node == nullptr) return;
+    info.waiting_holders.push_back(node);
+    if (!tag.empty()) tags_.emplace(node, tag);
   }
 
   // Walks from the front through the waiters that the request is not compatible with. Where an
@@ -172,19 +171,19 @@ class DeadlockSearch {
     const size_t own = is_self && self_.entries > 1 ? 1 : 0;
     const bool lead_to_holders = lock_queue.with_other_entries_ == own;
     const bool behind_self = lead_to_holders && !is_self && IsBehindSelf(entry);
-    if (behind_self && ConflictsWithSelf(entry)) Reach(self_, from, lock_queue.lock_);
+    if (behind_self && ConflictsWithSelf(entry)) Reach(self_, from, lock_queue);
     // A waiter behind the new wait that does not conflict with it may conflict with one between
     // them that does.
     const bool one_will_do =
         lead_to_holders && !(is_self && holds_itself) && (!behind_self || ConflictsWithSelf(entry));
     const Entry* next = walked == nullptr ? list.first() : (walked->*link).after;
-    for (; next != nullptr && next->order_ < entry.order_ && !gave_up_;
+    for (; next != nullptr && next->order() < entry.order() && !gave_up_;
          next = (next->*link).after) {
       if (++entries_visited_ > kMaxEntriesSearched) gave_up_ = true;
       walked = next;
       const Waiter& ahead = *next->waiter_;
-      if (IsIgnored(ahead) || ahead.node_ == entry.waiter_->node_) continue;
-      Reach(*ahead.node_, from, lock_queue.lock_);
+      if (is_leaving_(ahead) || ahead.node_ == entry.waiter_->node_) continue;
+      Reach(*ahead.node_, from, lock_queue);
       if (one_will_do) break;
     }
   }
@@ -192,8 +191,8 @@ class DeadlockSearch {
   // Whether `entry` is behind the new wait, which must be the only one of its owner; and whether
   // the new wait blocks it there.
   bool IsBehindSelf(const Entry& entry) const {
-    const Entry& own = waiter_.entries_.front();
-    return own.queue_ == entry.queue_ && own.order_ < entry.order_;
+    const Entry& own = waiter_.entries().front();
+    return own.queue_ == entry.queue_ && own.order() < entry.order();
   }
   bool ConflictsWithSelf(const Entry& entry) const {
     const Mode mode = entry.waiter_->request_.mode;
@@ -205,6 +204,20 @@ class DeadlockSearch {
     if (holders_visited_ > kMaxHoldersSearched) gave_up_ = true;
   }
 
+  // How a step names who waits for `lock`: the new wait if `node` is null, or an owner.
+  std::string NameOf(const OwnerNode* node, LockName lock) const {
+    if (node == nullptr) {
+      if (!waiter_.request_.tag.empty()) return std::string(waiter_.request_.tag);
+      node = &self_;
+    }
+    for (const Waiter* wait = node->waits.first(); wait != nullptr; wait = wait->of_owner_.after) {
+      const std::string_view tag = wait->request_.tag;
+      if (!tag.empty() && !is_leaving_(*wait) && wait->WaitsFor(lock)) return std::string(tag);
+    }
+    const auto of_hold = tags_.find(node);
+    return of_hold == tags_.end() ? std::string(node->owner.bytes) : of_hold->second;
+  }
+
   // The path back from the owner itself; empty if it was not reached.
   std::vector<CycleStep> Steps() const {
     std::vector<CycleStep> steps;
@@ -212,7 +225,8 @@ class DeadlockSearch {
     const OwnerNode* node = &self_;
     do {
       const OwnerNode* from = node->reached_from;
-      steps.push_back({from == nullptr ? self_.owner : from->owner, node->reached_over});
+      const LockName lock = node->reached_over->lock_;
+      steps.push_back({NameOf(from, lock), lock});
       node = from;
     } while (node != nullptr);
     std::reverse(steps.begin(), steps.end());
@@ -222,11 +236,12 @@ class DeadlockSearch {
   const WaitQueue& queue_;
   const Waiter& waiter_;
   const OwnerNode& self_;
-  std::span<Waiter* const> ignored_;
+  const IsLeaving& is_leaving_;
   Instant now_;
   const ShowKeyState& show_;
   uint64_t number_;
   std::deque<QueueInfo> infos_;
+  std::unordered_map<const OwnerNode*, std::string> tags_;  // of holds
   std::vector<const OwnerNode*> reached_;
   size_t entries_visited_ = 0;
   size_t holders_visited_ = 0;
@@ -234,9 +249,8 @@ class DeadlockSearch {
 };
 
 std::vector<CycleStep> FindCycle(const WaitQueue& queue, const WaitQueue::Waiter& waiter,
-                                 std::span<WaitQueue::Waiter* const> ignored, Instant now,
-                                 const ShowKeyState& show) {
-  return DeadlockSearch(queue, waiter, ignored, now, show).Find();
+                                 const IsLeaving& leaving, Instant now, const ShowKeyState& show) {
+  return DeadlockSearch(queue, waiter, leaving, now, show).Find();
 }
 
 std::string DescribeCycle(const std::vector<CycleStep>& cycle,
@@ -246,11 +260,11 @@ std::string DescribeCycle(const std::vector<CycleStep>& cycle,
   std::string text = "waiting for " + lock_text(cycle.front().lock) + " would close the cycle ";
   for (size_t i = 0; i < cycle.size() && i < kShown; ++i) {
     const bool known = i == 0 || visible(cycle[i - 1].lock);
-    text += (known ? Unquoted(cycle[i].owner.bytes) : "?") + " -> " + lock_text(cycle[i].lock);
+    text += (known ? Unquoted(cycle[i].name) : "?") + " -> " + lock_text(cycle[i].lock);
     text += " -> ";
   }
   if (cycle.size() > kShown) text += "... -> ";
-  return text + Unquoted(cycle.front().owner.bytes);
+  return text + Unquoted(cycle.front().name);
 }
 
 }  // namespace turnstile

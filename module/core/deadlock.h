@@ -4,9 +4,9 @@
 // compatible with, and for the waiters ahead of it in the lock queue that it is not compatible
 // with. A wait that would make an owner wait for itself, over any number of steps, must not begin.
 // There is no edge between two requests with a limit, whether the other one holds the lock or waits
-// ahead, because any other holder may free a place. Only a request with LIMIT 1, which must hold
-// the lock alone, waits for every holder. A request waits for a lingering hold, but not for its
-// owner: the hold ends by itself.
+// ahead, because any other holder may free a place. Only a request whose weight is its limit, which
+// must hold the lock alone, waits for every holder. A request waits for a lingering hold, but not
+// for its owner: the hold ends by itself.
 //
 // Checking when a wait begins is sufficient, because a grant or a waiter that leaves only removes
 // edges. There are two exceptions: SET or RENAME by another client, and a request with a limit that
@@ -32,10 +32,10 @@
 
 namespace turnstile {
 
-// `owner` waits for `lock`, and the owner of the next step holds that lock or waits ahead in its
+// Somebody waits for `lock`, and the one of the next step holds that lock or waits ahead in its
 // queue. The step after the last is the first.
 struct CycleStep {
-  Owner owner;
+  std::string name;  // the tag of the wait or of a hold, or else the owner: an owner is a proof
   LockName lock;
 };
 
@@ -43,13 +43,14 @@ struct CycleStep {
 using ShowKeyState =
     std::function<void(LockName lock, const std::function<void(const KeyState&)>& see)>;
 
+using IsLeaving = std::function<bool(const WaitQueue::Waiter&)>;
+
 // Returns the shortest cycle of waits by which the owner of `waiter` waits for itself, starting
-// with `waiter`; empty if there is none. `waiter` must already be queued. The waiters in `ignored`
-// are treated as if they had left; they must include all other waits of the owner for any of the
-// same locks. The result contains views into the queue.
+// with `waiter`; empty if there is none. `waiter` must already be queued. Waiters that are
+// `leaving` are treated as if they had left; they must include all other waits of the owner for any
+// of the same locks. The result contains views into the queue.
 std::vector<CycleStep> FindCycle(const WaitQueue& queue, const WaitQueue::Waiter& waiter,
-                                 std::span<WaitQueue::Waiter* const> ignored, Instant now,
-                                 const ShowKeyState& show);
+                                 const IsLeaving& leaving, Instant now, const ShowKeyState& show);
 
 // The largest number of queue entries, and of holders, that a search visits.
 inline constexpr size_t kMaxEntriesSearched = 10'000;

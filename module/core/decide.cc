@@ -4,11 +4,13 @@
 
 namespace turnstile {
 
-void WaitersAhead::Add(Mode mode, uint32_t limit) {
+void WaitersAhead::Add(const AcquireRequest& request) {
   ++size;
-  all_shared = all_shared && mode == Mode::kShared;
-  all_limit = all_limit && mode == Mode::kLimit;
-  if (mode == Mode::kLimit) least_limit = std::min(least_limit, limit);
+  all_shared = all_shared && request.mode == Mode::kShared;
+  all_limit = all_limit && request.mode == Mode::kLimit;
+  if (request.mode != Mode::kLimit) return;
+  least_limit = std::min(least_limit, request.limit);
+  weight += request.weight;
 }
 
 namespace {
@@ -43,6 +45,24 @@ size_t CountBlockingOthers(const KeyState& state, Owner owner, Instant now) {
   return state.lock->CountBlocking(now) - (own.has_value() && own->BlocksAt(now) ? 1 : 0);
 }
 
+// The sum of their weights. Requires a lock with a limit.
+uint64_t WeightOfOthers(const Lock& lock, Owner owner, Instant now) {
+  const std::optional<Hold> own = lock.Find(owner);
+  return lock.WeightBlocking(now) - (own.has_value() && own->BlocksAt(now) ? own->weight : 0);
+}
+
+// The weight of the owner's hold, ended or not; zero if there is none.
+uint64_t OwnWeight(const KeyState& state, Owner owner) {
+  const std::optional<Hold> own = OwnHold(state, owner);
+  return own.has_value() ? own->weight : 0;
+}
+
+// Whether a request with a limit fits in with holders of its kind, of this weight together, and
+// with the waiters ahead.
+bool FitsLimit(const AcquireRequest& request, uint64_t held, const WaitersAhead& ahead) {
+  return held + ahead.weight + request.weight <= std::min(request.limit, ahead.least_limit);
+}
+
 // What blocks the request, if anything.
 std::optional<Outcome> FindObstacle(const LockView& view, const AcquireRequest& request,
                                     Instant now, const GrantRules& rules) {
@@ -51,18 +71,23 @@ std::optional<Outcome> FindObstacle(const LockView& view, const AcquireRequest& 
       ModeOf(view.state) == request.mode && LivePlainLock(view.state, now) == nullptr;
   const bool is_shared = request.mode == Mode::kShared;
   const bool is_limit = request.mode == Mode::kLimit;
-  const size_t limit =
-      is_limit ? std::min<size_t>(request.limit, rules.max_holders) : rules.max_holders;
-  const bool fits_in = same_kind && (is_shared || is_limit) && others < limit;
-  if (others > 0 && !fits_in) return Outcome::kHeldByOther;
+  const uint64_t held = others > 0 && same_kind && is_limit
+                            ? WeightOfOthers(*view.state.lock, request.owner, now)
+                            : 0;
+  if (others > 0) {
+    const bool fits_in = is_shared || (is_limit && FitsLimit(request, held, {}));
+    if (!same_kind || !fits_in || others >= rules.max_holders) return Outcome::kHeldByOther;
+  }
 
   const WaitersAhead& ahead = view.ahead;
   if (ahead.size == 0) return std::nullopt;
-  // If the caller's own hold, of another kind, blocks the waiters ahead, it must not overtake them.
-  const bool keeps_them = !same_kind && CountHolders(view.state, now) > others;
+  // If the caller's own hold, of another kind or of a larger weight, blocks the waiters ahead, it
+  // must not overtake them.
+  const bool keeps_them = CountHolders(view.state, now) > others &&
+                          (!same_kind || OwnWeight(view.state, request.owner) > request.weight);
   const bool fits_ahead = (is_shared && ahead.all_shared) ||
-                          (is_limit && ahead.all_limit &&
-                           others + ahead.size < std::min<size_t>(limit, ahead.least_limit));
+                          (is_limit && ahead.all_limit && FitsLimit(request, held, ahead) &&
+                           others + ahead.size < rules.max_holders);
   if (keeps_them || !fits_ahead) return Outcome::kOthersWait;
   return std::nullopt;
 }
@@ -84,7 +109,10 @@ Admission DecideOne(const LockView& view, const AcquireRequest& request, Instant
     return {Outcome::kCountedOut, {}};
   }
   const Mode mode = state.lock->mode();
-  if (mode == request.mode) return {Outcome::kHeldAlready, own->token};
+  if (mode == request.mode) {
+    const bool same_weight = own->weight == request.weight;
+    return {same_weight ? Outcome::kHeldAlready : Outcome::kOtherWeight, own->token};
+  }
   if (mode == Mode::kExclusive && request.mode == Mode::kShared) {
     return {Outcome::kDowngraded, own->token};
   }
@@ -149,21 +177,41 @@ bool IsSafeGrant(std::span<const LockView> views, const AcquireRequest& request,
   return std::all_of(views.begin(), views.end(), [&](const LockView& view) {
     const size_t others = CountBlockingOthers(view.state, request.owner, now);
     if (others == 0) return true;
-    const bool fits = request.mode != Mode::kLimit || !admission.is_new() || others < request.limit;
-    return Joins(view.state.lock, request.mode) && fits;
+    if (!Joins(view.state.lock, request.mode)) return false;
+    return request.mode != Mode::kLimit || !admission.is_new() ||
+           FitsLimit(request, WeightOfOthers(*view.state.lock, request.owner, now), {});
   });
 }
+
+namespace {
+
+// The end of a lease of this hold that would end at `end`. A request may set a cap that has passed:
+// then the lease ends now.
+Instant CutToCap(const Hold& hold, Instant end, Instant now) {
+  return hold.cap.has_value() ? std::max(std::min(end, *hold.cap), now) : end;
+}
+
+}  // namespace
 
 HoldSet HoldSetBy(const KeyState& state, const AcquireRequest& request, Token token, Instant now) {
   Hold hold{.owner = request.owner,
             .token = token,
             .since = now,
             .end = now + request.lease,
-            .linger = request.linger};
+            .linger = request.linger,
+            .weight = request.weight,
+            .tag = request.tag};
   if (const auto own = OwnLiveHold(state, request.owner, now); own.has_value()) {
-    if (!IsUpgrade(state, request, now)) hold.since = own->since;
+    hold.since = own->since;
     hold.count = own->count + (request.reentrant ? 1 : 0);
+    hold.cap = own->cap;
+    if (hold.tag.empty()) hold.tag = own->tag;
   }
+  if (request.max_hold > Millis{0}) {
+    const Instant cap = hold.since + request.max_hold;
+    hold.cap = std::min(hold.cap.value_or(cap), cap);
+  }
+  hold.end = CutToCap(hold, hold.end, now);
   return HoldSet{request.mode, hold};
 }
 
@@ -206,7 +254,7 @@ Decision Decide(const KeyState& state, const TouchRequest& request, Instant now)
   std::optional<Hold> own = OwnLiveHold(state, request.owner, now);
   if (!own.has_value()) return {Missing(state, request.owner, now), std::nullopt};
   own->owner = request.owner;
-  own->end = end;
+  own->end = CutToCap(*own, end, now);
   return {Outcome::kTouched, HoldSet{state.lock->mode(), *own}};
 }
 

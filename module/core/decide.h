@@ -13,8 +13,9 @@
 // The one grant rule. A request is granted if it is compatible with all other holders and with all
 // waiters ahead of it. An exclusive request is compatible with no other; shared requests are
 // compatible with each other. A request with a limit is compatible with other holders and waiters
-// of its kind as long as the number of holders, waiters ahead and itself does not exceed the limit
-// of any of them. In every mode there is also a maximum number of holders, which bounds what one
+// of its kind as long as the weights of holders, waiters ahead and itself, which are 1 unless the
+// requests say otherwise, together do not exceed the limit of any of these waiters or its own. In
+// every mode there is also a maximum number of holders, which bounds what one
 // lock costs the server.
 //
 // Plain locks. A string key counts as a lock held by its value, without a token, until the key is
@@ -59,8 +60,9 @@ struct WaitersAhead {
   bool all_shared = true;
   bool all_limit = true;
   uint32_t least_limit = std::numeric_limits<uint32_t>::max();
+  uint64_t weight = 0;  // of those with a limit
 
-  void Add(Mode mode, uint32_t limit);
+  void Add(const AcquireRequest& request);
   // Stands for waiters that no request may overtake.
   static WaitersAhead Incompatible() {
     return {.size = 1, .all_shared = false, .all_limit = false};
@@ -89,6 +91,7 @@ enum class Outcome {
   kOthersWait,       // others are waiting ahead
   kGrace,            // nobody may become a holder yet
   kOtherMode,        // the caller's mode cannot be changed to the one it asks for
+  kOtherWeight,      // the caller's hold has another weight than it asks for
   kHoldsSome,        // the caller holds some of the locks, but not all
   kHoldsApart,       // the caller holds all of the locks, but not under one token
   kUpgradesSeveral,  // an upgrade of several locks at once
@@ -129,7 +132,8 @@ struct GrantRules {
 Admission Decide(std::span<const LockView> views, const AcquireRequest& request, FineInstant now,
                  const TokenClock& clock, const GrantRules& rules = {});
 
-// The change that a granted request makes to one of its locks.
+// The change that a granted request makes to one of its locks. Its owner and tag are views into the
+// request or into the lock.
 HoldSet HoldSetBy(const KeyState& state, const AcquireRequest& request, Token token, Instant now);
 
 // What must be true of every grant, whatever rule led to it: it displaces no other owner's hold

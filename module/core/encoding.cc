@@ -64,9 +64,14 @@ std::unique_ptr<Lock> DecodeHolds(ByteReader& reader, Mode mode) {
     hold.since = reader.TakeInstant();
     hold.end = reader.TakeInstant();
     hold.linger = reader.TakeMillis();
+    if (const Instant cap = reader.TakeInstant(); cap != Instant{}) hold.cap = cap;
     hold.count = static_cast<uint32_t>(reader.TakeNumber(4));
+    hold.weight = static_cast<uint32_t>(reader.TakeNumber(4));
+    const size_t tag_size = reader.TakeNumber(1);
     hold.owner = Owner{reader.TakeBytes(reader.TakeNumber(2))};
+    hold.tag = reader.TakeBytes(tag_size);
     if (reader.failed() || !IsWellFormed(hold)) return nullptr;
+    if (hold.weight != 1 && mode != Mode::kLimit) return nullptr;
     if (!holds.empty() && hold.owner.bytes <= holds.back().owner.bytes) return nullptr;
     holds.push_back(hold);
   }
@@ -107,9 +112,13 @@ Encoded::Encoded(const Lock& lock) {
     Put(out, Number(hold.since), 8);
     Put(out, Number(hold.end), 8);
     Put(out, static_cast<uint64_t>(hold.linger.count()), 8);
+    Put(out, Number(hold.cap.value_or(Instant{})), 8);
     Put(out, hold.count, 4);
+    Put(out, hold.weight, 4);
+    Put(out, hold.tag.size(), 1);
     Put(out, hold.owner.bytes.size(), 2);
     out += hold.owner.bytes;
+    out += hold.tag;
   }
   bytes_ = out;
 }

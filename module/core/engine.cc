@@ -68,6 +68,14 @@ AcquireResult Engine::Acquire(std::span<const KeyName> names, const AcquireReque
     session = state_.host.CallerConnection();
     if (!session.has_value()) return {Kind::kNoSession};
   }
+  std::string user;  // who is to be notified
+  if (request.notify.has_value()) {
+    auto caller = state_.host.CallerToNotify(request.notify->channel, names.front().lock);
+    if (caller.refusal.has_value()) {
+      return {.kind = Kind::kNotifyRefused, .text = *std::move(caller.refusal)};
+    }
+    user = std::move(caller.user);
+  }
   const Instant moment = now.moment();
   state_.host.BeforeGrant(names.front().lock, now.wall);
   OpenKeys keys(state_.host, names, Access::kWrite);
@@ -92,15 +100,18 @@ AcquireResult Engine::Acquire(std::span<const KeyName> names, const AcquireReque
     ++(admission.is_new() ? state_.stats.acquired_immediately : state_.stats.reacquired);
     for (size_t i = 0; i < keys.size(); ++i) {
       if (waiting_.has_unconfirmed()) ConfirmGrants(keys[i], request.owner, moment);
-      writer_.ExecuteGrant(keys[i], request, admission.token, moment, session, Via::kFact);
+      writer_.ExecuteGrant(keys[i], request, admission.token, moment, session, user, Via::kFact);
     }
+    if (request.notify.has_value()) waiting_.Retract(*request.notify);
     return {Kind::kGranted, admission.token};
   }
   if (!admission.busy()) return {.kind = Kind::kRefused, .outcome = admission.outcome};
   if (request.wait > Millis{0}) {
-    auto caller = state_.host.CallerToPark();
+    auto caller = request.notify.has_value()
+                      ? std::optional(Host::ParkableCaller{session.value_or(0), std::move(user)})
+                      : state_.host.CallerToPark();
     if (caller.has_value()) {
-      return Park(keys, views.get(), request, session, std::move(*caller), now);
+      return Park(keys, views.get(), request, *caller, now);
     }
   }
   ++state_.stats.rejected;
@@ -108,13 +119,21 @@ AcquireResult Engine::Acquire(std::span<const KeyName> names, const AcquireReque
 }
 
 AcquireResult Engine::Park(const OpenKeys& keys, std::span<const LockView> views,
-                           const AcquireRequest& request, std::optional<uint64_t> session,
-                           Host::ParkableCaller caller, const Now& now) {
+                           const AcquireRequest& request, const Host::ParkableCaller& caller,
+                           const Now& now) {
   using Kind = AcquireResult::Kind;
-  ParkResult parked = waiting_.Park(keys, views, request, session, std::move(caller), now);
+  ParkResult parked = waiting_.Park(keys, views, request, caller, now);
   switch (parked.kind) {
     case ParkResult::Kind::kWaits:
-      return {Kind::kWaits};
+      if (!request.notify.has_value()) return {Kind::kWaits};
+      waiting_.Retract(*request.notify);
+      return {Kind::kQueued};
+    case ParkResult::Kind::kLineFull:
+      ++state_.stats.rejected_line_full;
+      return {Kind::kBusy};
+    case ParkResult::Kind::kQueueLimit:
+      ++state_.stats.rejected_wait_limit;
+      return {.kind = Kind::kQueueLimit, .limit = parked.limit};
     case ParkResult::Kind::kWaitLimit:
       ++state_.stats.rejected_wait_limit;
       return {.kind = Kind::kWaitLimit, .limit = parked.limit};
@@ -252,6 +271,16 @@ std::optional<Millis> LeaseLeft(const PlainLock& plain, Instant now) {
   return plain.end.has_value() ? std::optional<Millis>(*plain.end - now) : std::nullopt;
 }
 
+std::optional<std::string> TagOf(std::string_view tag) {
+  return tag.empty() ? std::nullopt : std::optional<std::string>(tag);
+}
+
+// A call that is notified has a connection only if it ends with it.
+std::optional<uint64_t> ConnectionOf(const WaitQueue::Waiter& waiter) {
+  const uint64_t connection = waiter.client_id();
+  return connection == 0 ? std::nullopt : std::optional(connection);
+}
+
 Mode ShownMode(const KeyState& key_state, const WaitQueue::LockQueue* lock_queue, bool held) {
   return held ? ModeOf(key_state) : lock_queue->first()->waiter().request().mode;
 }
@@ -290,7 +319,12 @@ std::optional<std::optional<LockInfo>> Engine::Inspect(const KeyName& name, cons
                               .held = std::max(moment - hold.since, Millis{0}),
                               .count = hold.count,
                               .linger = hold.linger,
-                              .session = state_.sessions.BoundTo(key.name(), hold.owner)});
+                              .session = state_.sessions.BoundTo(key.name(), hold.owner),
+                              .weight = hold.weight,
+                              .tag = TagOf(hold.tag)});
+      if (hold.cap.has_value()) {
+        info.holders.back().max_hold_left = std::max(*hold.cap - moment, Millis{0});
+      }
     }
   }
   if (lock_queue == nullptr) return result;
@@ -303,7 +337,8 @@ std::optional<std::optional<LockInfo>> Engine::Inspect(const KeyName& name, cons
                             .mode = waiter.request().mode,
                             .waited = tick - waiter.since(),
                             .left = std::max(waiter.deadline() - tick, Millis{0}),
-                            .connection = waiter.client_id()});
+                            .connection = ConnectionOf(waiter),
+                            .tag = TagOf(waiter.request().tag)});
   }
   return result;
 }
@@ -330,6 +365,7 @@ std::optional<LockSummary> Engine::Summarize(const KeyName& name, const Now& now
                       .linger_left = occupancy.linger_left};
   if (const std::optional<Hold> hold = CurrentHold(key_state, moment); hold.has_value()) {
     summary.owner = hold->owner.bytes;
+    summary.tag = TagOf(hold->tag);
     summary.token = hold->token;
     summary.held = std::max(moment - hold->since, Millis{0});
     summary.lease_left = hold->end - moment;
@@ -416,6 +452,10 @@ void Engine::OnLockLoaded(LockName name, std::optional<Token> token) {
 // server frees the keys. Rejected: a table of all locks, which would make each of them larger and
 // slower.
 void Engine::OnFlushing(std::optional<int> db, Instant now) {
+  if (!state_.channels.empty()) {
+    state_.channels.OnFlushed(db, now);
+    state_.host.RunSoon();
+  }
   if (CountLocks() == 0) return;
   const bool counts = state_.host.role() == Role::kPrimary;
   size_t left = state_.host.StoredLocks();
@@ -438,6 +478,7 @@ void Engine::OnFlushed(std::optional<int> db) {
 void Engine::OnSwapped(int first, int second) {
   state_.databases.Swap(first, second);
   state_.sessions.SwapDatabases(first, second);
+  state_.channels.SwapDatabases(first, second);
   state_.queue.WakeAll(first);
   state_.queue.WakeAll(second);
 }
@@ -464,12 +505,16 @@ void Engine::OnDemoted() {
   state_.tokens.StopIssuing();
   keys_with_foreign_ttl_.clear();
   waiting_.OnDemoted();
-  state_.sessions.UnbindAll(std::nullopt);  // these holds are ordinary ones now
+  // These holds are ordinary ones now.
+  state_.sessions.UnbindAll(std::nullopt);
+  state_.channels.Clear();
+  if (waiting_.has_ended()) state_.host.WakeEventLoop();
 }
 
 void Engine::OnDisconnected(uint64_t connection) {
   state_.sessions.Close(connection);
-  if (state_.sessions.has_ended()) state_.host.WakeEventLoop();
+  const bool ends_waits = waiting_.OnDisconnected(connection);
+  if (ends_waits || state_.sessions.has_ended()) state_.host.WakeEventLoop();
 }
 
 void Engine::OnUnblocked(WaitingCall& call, bool timed_out, Tick now) {
@@ -486,7 +531,8 @@ bool Engine::has_tasks() const {
 
 bool Engine::is_idle() const {
   return !has_tasks() && !state_.reporter.has_pending() && waiting_.empty() &&
-         waiting_.NextDue().is_never();
+         waiting_.NextDue().is_never() && !state_.channels.has_unpublished() &&
+         !state_.channels.IsDueEarlier();
 }
 
 Due Engine::RunDueWork(const Now& now, Budget budget) {
@@ -497,16 +543,21 @@ Due Engine::RunDueWork(const Now& now, Budget budget) {
   const Instant moment = now.moment();
   if (must_start_ && state_.host.role() == Role::kReplica) must_start_ = false;
   const bool has_work = has_tasks() || waiting_.NextDue().IsDueAt(moment) ||
-                        state_.queue.FirstTimedOut(now.tick()) != nullptr;
+                        state_.queue.FirstTimedOut(now.tick()) != nullptr ||
+                        state_.channels.has_unpublished();
   const bool may_write = has_work && state_.host.MayWrite();
   if (may_write) {
     must_start_ = false;
     state_.tokens.Issuing(now.wall);
   }
   const Host::SlotRefresh slots = state_.host.RefreshSlots(now.wall);
-  if (slots.checked) waiting_.EndWaitsForLostSlots();
+  if (slots.may_be_lost) waiting_.LookForLostSlots();
+  waiting_.EndWaitsForLostSlots(budget);
+  // What was lost is published before what is granted because of that.
+  state_.channels.Publish(state_.host, moment, may_write, budget);
   waiting_.TimeOut(now.tick(), budget);
   if (may_write) RunTasks(now, budget);
+  state_.channels.Publish(state_.host, moment, may_write, budget);
 
   const bool budget_spent = !keys_with_foreign_ttl_.empty() || state_.sessions.has_ended();
   Due next = waiting_.NextDue();
@@ -514,6 +565,7 @@ Due Engine::RunDueWork(const Now& now, Budget budget) {
   if (has_work && !may_write) next = Due::At(moment + kRetryAfter);
   if (waiting_.has_ended()) next = Due::AtOnce();  // which needs no write
   next = Earlier(next, slots.next);
+  next = Earlier(next, state_.channels.NextDue());
   if (const auto time_out = state_.queue.NextTimeOut(); time_out.has_value()) {
     next = Earlier(next, Due::At(moment + (*time_out - now.tick())));
   }
@@ -535,6 +587,7 @@ void Engine::RunTasks(const Now& now, Budget& budget) {
   if (waiting_.has_undelivered()) waiting_.TakeBackUndelivered(moment, budget);
   // All of these before any waiter is tried, so that no hold of a closed connection is left.
   if (state_.sessions.has_ended()) writer_.EndClosedSessions(moment, budget);
+  state_.channels.Publish(state_.host, moment, /*may_look=*/true, budget);
   waiting_.GrantWaiters(now, budget);
 }
 

@@ -45,13 +45,16 @@ namespace turnstile {
 struct AcquireResult {
   enum class Kind {
     kGranted,
-    kBusy,   // it did not ask to wait, or may not
-    kWaits,  // it is answered later
+    kBusy,    // it did not ask to wait, or may not
+    kWaits,   // it is answered later
+    kQueued,  // its outcome is published later
     kRefused,
     kWrongType,
     kNoSession,      // SESSION without a connection
-    kWaitLimit,      // `limit` calls are waiting already
+    kNotifyRefused,  // NOTIFY, but the server does not let the caller publish: `text`
+    kWaitLimit,      // `limit` clients are waiting already
     kUserWaitLimit,  // likewise, of this user
+    kQueueLimit,     // `limit` entries of calls that do not block are in queues already
     kCannotWait,     // the server does not let this connection wait
     kDeadlock,
   };
@@ -60,6 +63,7 @@ struct AcquireResult {
   Outcome outcome = Outcome::kGranted;  // if refused: why
   size_t limit = 0;
   std::vector<ParkResult::Step> cycle{};  // of a deadlock
+  std::string text{};
 };
 
 // The answer to LOCK.RELEASE and LOCK.TOUCH.
@@ -87,14 +91,18 @@ struct LockInfo {
     std::optional<Millis> held;
     uint32_t count = 1;
     Millis linger{0};
-    std::optional<uint64_t> session;  // the connection that the hold is bound to
+    std::optional<uint64_t> session{};  // the connection that the hold is bound to
+    uint32_t weight = 1;
+    std::optional<std::string> tag{};
+    std::optional<Millis> max_hold_left{};
   };
   struct Waiter {
     std::string owner;
     Mode mode = Mode::kExclusive;
     Millis waited{0};
     Millis left{0};
-    uint64_t connection = 0;
+    std::optional<uint64_t> connection;  // that waits, or that the wait is bound to
+    std::optional<std::string> tag;
   };
   Mode mode = Mode::kExclusive;  // in which it is held; if it is free, that of the first waiter
   bool is_plain = false;
@@ -114,6 +122,7 @@ struct LockSummary {
   bool is_plain = false;
   size_t holding = 0;
   std::optional<std::string> owner;
+  std::optional<std::string> tag{};
   std::optional<Token> token;
   std::optional<Millis> held;
   std::optional<Millis> lease_left;
@@ -165,7 +174,10 @@ class Engine {
   bool is_removing() const { return writer_.is_removing(); }
   // The key was removed because the server needed memory; or it was renamed or moved to another
   // database.
-  void OnKeyEvicted(LockName name) { state_.reporter.OnEvicted(name); }
+  void OnKeyEvicted(LockName name) {
+    state_.reporter.OnEvicted(name);
+    state_.channels.OnEvicted(name);
+  }
   void OnKeyRenamed(LockName old_name);
   // A key has come to this name, or to this name in another database. Follows OnKeyRenamed.
   void OnKeyArrived(std::string_view key);
@@ -220,6 +232,15 @@ class Engine {
   const TokenIssuer& tokens() const { return state_.tokens; }
   const WaitQueue& queue() const { return state_.queue; }
   const Sessions& sessions() const { return state_.sessions; }
+  const Channels& channels() const { return state_.channels; }
+  const WaitingCalls& waiting() const { return waiting_; }
+  // Whether a hold or a wait ends with its connection.
+  bool has_sessions() const { return !state_.sessions.empty() || waiting_.has_sessions(); }
+  // For tests: whether all redundant data structures agree.
+  bool IsConsistent() {
+    return state_.queue.IsConsistent() && state_.sessions.IsConsistent() &&
+           state_.channels.IsConsistent();
+  }
 
  private:
   void EndClosedSessionsOf(OpenKeys& keys, Owner owner, Instant now);
@@ -230,8 +251,8 @@ class Engine {
   template <typename Request>
   std::optional<CountResult> Prepare(OpenKeys& keys, const Request& request, Instant now);
   AcquireResult Park(const OpenKeys& keys, std::span<const LockView> views,
-                     const AcquireRequest& request, std::optional<uint64_t> session,
-                     Host::ParkableCaller caller, const Now& now);
+                     const AcquireRequest& request, const Host::ParkableCaller& caller,
+                     const Now& now);
   // Whether there is something to write that can be done at once, without waiting for a certain
   // time.
   bool has_tasks() const;

@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "core/channels.h"
 #include "core/host.h"
 #include "core/name_filter.h"
 #include "core/reporter.h"
@@ -45,6 +46,7 @@ struct EngineState {
   Stats stats;
   TokenIssuer tokens;
   Sessions sessions;
+  Channels channels;
   WaitQueue queue;
   Reporter reporter;
   LockDatabases databases;

@@ -9,7 +9,8 @@ namespace {
 
 bool IsOwner(std::string_view bytes) { return !bytes.empty() && bytes.size() <= kMaxOwnerBytes; }
 
-// [SHARED | LIMIT] [COUNT n] [LINGER ms], in this order. Returns false for anything else.
+// [SHARED | LIMIT] [WEIGHT w] [COUNT n] [LINGER ms] [CAP ms] [TAG text], in this order. Returns
+// false for anything else.
 bool ParseDetails(Args args, HoldSet& held) {
   const auto take = [&args](std::string_view word) {
     if (args.empty() || !IsKeyword(args.front(), word)) return false;
@@ -25,6 +26,11 @@ bool ParseDetails(Args args, HoldSet& held) {
   for (const Mode mode : {Mode::kShared, Mode::kLimit}) {
     if (held.mode == Mode::kExclusive && take(WordFor(mode))) held.mode = mode;
   }
+  if (take(kWeightWord)) {
+    const auto weight = take_number(2, kMaxLimit);
+    if (!weight.has_value() || held.mode != Mode::kLimit) return false;
+    held.hold.weight = static_cast<uint32_t>(*weight);
+  }
   if (take(kCountWord)) {
     const auto count = take_number(2, std::numeric_limits<uint32_t>::max());
     if (!count.has_value()) return false;
@@ -34,6 +40,16 @@ bool ParseDetails(Args args, HoldSet& held) {
     const auto linger = take_number(1, (kMaxInstant - kMinInstant).count());
     if (!linger.has_value()) return false;
     held.hold.linger = Millis{*linger};
+  }
+  if (take(kCapWord)) {
+    const auto cap = take_number(1, (kMaxInstant - kMinInstant).count());
+    if (!cap.has_value()) return false;
+    held.hold.cap = Instant{Millis{*cap}};
+  }
+  if (take(kTagWord)) {
+    if (args.empty() || !IsTag(args.front())) return false;
+    held.hold.tag = args.front();
+    args = args.subspan(1);
   }
   return args.empty();
 }
@@ -151,8 +167,8 @@ Parsed<Fact> ParseFact(Args args) {
 Parsed<HoldSetFact> ParseHoldSetFact(Args args) {
   if (const auto fact = TryParseHoldSet(args); fact.has_value()) return *fact;
   return ParseError{
-      "ERR not a fact: expected key owner \"token since-ms end-ms\" [SHARED | LIMIT] [COUNT n] "
-      "[LINGER ms]"};
+      "ERR not a fact: expected key owner \"token since-ms end-ms\" [SHARED | LIMIT] [WEIGHT "
+      "w] [COUNT n] [LINGER ms] [CAP ms] [TAG text]"};
 }
 
 HoldNumbers::HoldNumbers(const Hold& hold) {

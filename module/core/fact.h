@@ -1,17 +1,18 @@
 // Facts on the wire: what is sent to replicas and written to the AOF.
 //
-//     LOCK.HELD key owner "token since-ms end-ms" [SHARED | LIMIT] [COUNT n] [LINGER ms]
+//     LOCK.HELD key owner "token since-ms end-ms" [SHARED | LIMIT] [WEIGHT w] [COUNT n] [LINGER ms]
+//               [CAP ms] [TAG text]
 //     LOCK.FACT ENDED key owner [UNDELIVERED]
 //     LOCK.FACT EXPIRED key before-ms
 //     LOCK.FACT SESSION key at-ms owner [owner ...]
 //     LOCK.FACT FLOOR token
 //
-// HELD: this owner holds the lock. A hold that is neither SHARED nor LIMIT, or whose mode differs
-// from that of the holds in the lock, replaces them. ENDED: this owner's hold has ended, because
-// its lease has ended or for the reason given. EXPIRED: every hold that blocks others only until
-// before this time is removed. SESSION: the connections of these owners had closed at this time;
-// those of their holds that were live then are removed, or linger from then on. FLOOR: no token up
-// to this one will be issued again.
+// HELD: this owner holds the lock. CAP: no lease of it ends after this time. A hold that is neither
+// SHARED nor LIMIT, or whose mode differs from that of the holds in the lock, replaces them. ENDED:
+// this owner's hold has ended, because its lease has ended or for the reason given. EXPIRED: every
+// hold that blocks others only until before this time is removed. SESSION: the connections of these
+// owners had closed at this time; those of their holds that were live then are removed, or linger
+// from then on. FLOOR: no token up to this one will be issued again.
 //
 // EXPIRED and SESSION describe many holds at once and are applied in one pass. They compare stored
 // times with the time in the fact, never with a clock: stored values are the same on every server,
@@ -99,8 +100,11 @@ class HoldNumbers {
 std::string_view WordFor(Mode mode);
 // The keyword for a loss in ENDED; empty for the end of a lease, which has none.
 std::string_view WordFor(Loss how);
+inline constexpr std::string_view kWeightWord = "WEIGHT";
 inline constexpr std::string_view kCountWord = "COUNT";
 inline constexpr std::string_view kLingerWord = "LINGER";
+inline constexpr std::string_view kCapWord = "CAP";
+inline constexpr std::string_view kTagWord = "TAG";
 
 }  // namespace turnstile
 

@@ -24,6 +24,7 @@
 #include "core/decide.h"
 #include "core/lock.h"
 #include "core/lock_events.h"
+#include "core/notice.h"
 #include "core/types.h"
 
 namespace turnstile {
@@ -115,6 +116,10 @@ class OpenKeys {
   std::vector<OpenKey> more_;
 };
 
+// In units of the budget (budget.h): what a message costs because it has more than one receiver.
+// Anybody may subscribe a thousand connections to a channel.
+constexpr size_t CostOfReceivers(size_t receivers) { return receivers > 1 ? receivers - 1 : 0; }
+
 // What carries a change to replicas and the AOF.
 enum class Via {
   kCommand,   // the running command, which says exactly this
@@ -167,6 +172,10 @@ class Host {
   virtual void Emit(const KeyContent& key, LockEvent event) = 0;
   virtual void EmitLost(const KeyContent& key, Loss how) = 0;
   virtual void EmitLost(LockName lock, Loss how) = 0;
+  // Publishes a message if its user may still publish to its channel. Returns the number of
+  // subscribers of this server that it was sent to, which the caller has to pay for: see
+  // CostOfReceivers. Requires that the engine is in RunDueWork.
+  virtual size_t Publish(const Notice& notice) = 0;
   virtual void Warn(const std::string& text) = 0;
 
   // --- The running command
@@ -180,6 +189,13 @@ class Host {
     std::string user;
   };
   virtual std::optional<ParkableCaller> CallerToPark() = 0;
+  // The user that wants to be notified of what becomes of this lock; or the error with which the
+  // server would refuse to publish that to this channel on its behalf.
+  struct NotifiedCaller {
+    std::string user;
+    std::optional<std::string> refusal;
+  };
+  virtual NotifiedCaller CallerToNotify(std::string_view channel, LockName lock) = 0;
 
   // --- Calls that wait
 
@@ -207,8 +223,8 @@ class Host {
   // In a cluster, checks which slots are served here, if a check is due. The token clock is
   // advanced for slots that have arrived (TokenIssuer::OnSlotsArrived).
   struct SlotRefresh {
-    bool checked = false;     // slots may have been lost: see SlotRefusal
-    Due next = Due::Never();  // when to call again
+    bool may_be_lost = false;  // whether slots may have been lost: see SlotRefusal
+    Due next = Due::Never();   // when to call again
   };
   virtual SlotRefresh RefreshSlots(FineInstant now) = 0;
   // Why the lock can no longer be granted on this node, worded as the server words it; none if its
@@ -226,8 +242,11 @@ class Host {
   // Likewise, for what was recorded outside a client's command: the loop must not sleep before.
   virtual void WakeEventLoop() = 0;
   // From now on the host must report connections that close (Engine::OnDisconnected), as long as
-  // any hold is bound to one.
+  // any hold or wait is bound to one.
   virtual void WatchConnections() = 0;
+  // From now on the host must report changes of keys, as it does while there are locks, as long as
+  // any call waits. Implied by Park.
+  virtual void WatchKeys() = 0;
   // From now on the host must report every write that can change a string (Engine::OnKeyChanged).
   virtual void ListenForStringWrites() = 0;
 

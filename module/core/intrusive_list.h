@@ -5,6 +5,7 @@
 #define TURNSTILE_CORE_INTRUSIVE_LIST_H_
 
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
 namespace turnstile {
@@ -15,12 +16,16 @@ struct Link {
   T* after = nullptr;
 };
 
-// The list owns nothing. An element must be removed before it is destroyed.
-template <typename T, Link<T> T::*kLink>
+// The list owns nothing. An element must be removed before it is destroyed. A list that is not
+// counted does not know its size, and is smaller.
+template <typename T, Link<T> T::*kLink, bool kCounted = true>
 class IntrusiveList {
  public:
   bool empty() const { return first_ == nullptr; }
-  size_t size() const { return size_; }
+  size_t size() const {
+    static_assert(kCounted);
+    return size_;
+  }
   T* first() const { return first_; }
   T* last() const { return last_; }
 
@@ -32,14 +37,14 @@ class IntrusiveList {
     element.*kLink = {.before = before_next, .after = next};
     Neighbour(before_next, first_, &Link<T>::after) = &element;
     before_next = &element;
-    ++size_;
+    if constexpr (kCounted) ++size_;
   }
 
   void Remove(T& element) {
     const Link<T> link = std::exchange(element.*kLink, Link<T>());
     Neighbour(link.before, first_, &Link<T>::after) = link.after;
     Neighbour(link.after, last_, &Link<T>::before) = link.before;
-    --size_;
+    if constexpr (kCounted) --size_;
   }
 
  private:
@@ -50,8 +55,12 @@ class IntrusiveList {
 
   T* first_ = nullptr;
   T* last_ = nullptr;
-  size_t size_ = 0;
+  struct Nothing {};
+  [[no_unique_address]] std::conditional_t<kCounted, size_t, Nothing> size_{};
 };
+
+template <typename T, Link<T> T::*kLink>
+using UncountedList = IntrusiveList<T, kLink, /*kCounted=*/false>;
 
 }  // namespace turnstile
 

@@ -19,13 +19,14 @@ static_assert(std::endian::native == std::endian::little, "records are stored as
 // A lock of one hold, or one hold of a lock of many: a record of two words followed by the owner's
 // bytes. Tokens are microseconds of a clock that is close to the wall clock, so the second word
 // contains how far the token leads `since`, in milliseconds, and the end of the lease in 42 bits,
-// which suffice until the year 2109. A hold for which that is not enough, or that lingers or is
-// counted, has all these values in full between the two words and the owner: it is wide.
+// which suffice until the year 2109. A hold for which that is not enough, or that has anything else
+// (a linger time, a count, a weight, a cap, a tag), has all its values in full between the two
+// words and the owner, and its tag behind the owner: it is wide.
 class Lock::HoldRecord : public Lock {
  public:
   static HoldRecord* Make(Mode mode, const Hold& hold) {
     const uint64_t times = Times(hold);
-    const size_t size = Size(IsWide(times), hold.owner.bytes.size());
+    const size_t size = Size(IsWide(times), hold.owner.bytes.size(), hold.tag.size());
     return ::new (::operator new(size)) HoldRecord(mode, hold, times);
   }
 
@@ -35,21 +36,26 @@ class Lock::HoldRecord : public Lock {
     uint64_t words[2];
     std::memcpy(words, bytes, sizeof(words));
     HoldRecord* one = ::new (bytes) HoldRecord(words[0], words[1]);
-    const bool whole = !one->is_table() && size == one->size() && one->mode() <= Mode::kLimit;
-    if (!whole) return nullptr;
+    if (one->is_table() || one->mode() > Mode::kLimit) return nullptr;
+    if (one->wide() && size < Size(/*wide=*/true, /*owner_size=*/0, /*tag_size=*/0)) return nullptr;
+    if (size != one->size()) return nullptr;
     const Hold hold = one->hold();
-    return IsWellFormed(hold) && one->times_ == Times(hold) ? one : nullptr;
+    const bool is_valid = IsWellFormed(hold) && one->times_ == Times(hold) &&
+                          (hold.weight == 1 || one->mode() == Mode::kLimit);
+    return is_valid ? one : nullptr;
   }
 
   Hold hold() const {
     Hold hold{.owner = owner(), .token = token()};
     if (wide()) {
-      Wide wide;
-      std::memcpy(&wide, tail(), kWideSize);
-      hold.since = Instant{Millis{wide.since}};
-      hold.end = Instant{Millis{wide.end}};
-      hold.linger = Millis{wide.linger};
-      hold.count = wide.count;
+      const Wide values = wide_values();
+      hold.since = Instant{Millis{values.since}};
+      hold.end = Instant{Millis{values.end}};
+      hold.linger = Millis{values.linger};
+      if (values.cap != 0) hold.cap = Instant{Millis{values.cap}};
+      hold.count = values.count;
+      hold.weight = values.weight;
+      hold.tag = {tail() + kWideSize + owner_size(), values.tag_size};
     } else {
       hold.since =
           MomentOf(token()) - Millis{static_cast<int64_t>(times_ << kEndBits) >> kLeadShift};
@@ -61,8 +67,11 @@ class Lock::HoldRecord : public Lock {
   Token token() const { return Token{head_ & kMaxToken.value}; }
   Owner owner() const { return Owner{{tail() + (wide() ? kWideSize : 0), owner_size()}}; }
   Instant blocks_until() const { return wide() ? hold().blocks_until() : narrow_end(); }
-  bool counted() const { return wide() && hold().count > 1; }
-  size_t size() const { return Size(wide(), owner_size()); }
+  bool counted() const { return wide() && wide_values().count > 1; }
+  uint32_t weight() const { return wide() ? wide_values().weight : 1; }
+  size_t size() const {
+    return Size(wide(), owner_size(), wide() ? wide_values().tag_size : size_t{0});
+  }
 
   // A record that is about to be removed together with others is marked, so that each list can be
   // swept in one pass. The mark is the bit for "many", which a record never has otherwise.
@@ -83,6 +92,7 @@ class Lock::HoldRecord : public Lock {
   bool Renew(Mode mode, const Hold& hold) {
     const uint64_t times = Times(hold);
     if (IsWide(times) != wide()) return false;
+    if (wide() && hold.tag.size() != wide_values().tag_size) return false;
     head_ = Head(mode, hold);
     times_ = times;
     if (wide()) SetWide(hold);
@@ -94,9 +104,12 @@ class Lock::HoldRecord : public Lock {
     int64_t since;
     int64_t end;
     int64_t linger;
+    int64_t cap;  // zero: none
     uint32_t count;
+    uint32_t weight;
+    uint8_t tag_size;
   };
-  static constexpr size_t kWideSize = 28;  // without the padding
+  static constexpr size_t kWideSize = 41;  // without the padding
   static constexpr uint64_t kWideTimes = 1;
   static constexpr int kEndBits = 42;
   static constexpr int kLeadShift = kEndBits + 1;  // the lowest bit says whether it is wide
@@ -104,13 +117,13 @@ class Lock::HoldRecord : public Lock {
 
   HoldRecord(uint64_t head, uint64_t times) : Lock(head), times_(times) {}
   HoldRecord(Mode mode, const Hold& hold, uint64_t times) : HoldRecord(Head(mode, hold), times) {
-    if (wide()) SetWide(hold);
     std::memcpy(tail() + (wide() ? kWideSize : 0), hold.owner.bytes.data(),
                 hold.owner.bytes.size());
+    if (wide()) SetWide(hold);
   }
 
-  static size_t Size(bool wide, size_t owner_size) {
-    return sizeof(HoldRecord) + (wide ? kWideSize : 0) + owner_size;
+  static size_t Size(bool wide, size_t owner_size, size_t tag_size) {
+    return sizeof(HoldRecord) + (wide ? kWideSize + tag_size : 0) + owner_size;
   }
   static uint64_t Head(Mode mode, const Hold& hold) {
     return hold.token.value | (hold.owner.bytes.size() - 1) << kOwnerSizeAt |
@@ -124,20 +137,36 @@ class Lock::HoldRecord : public Lock {
     constexpr int64_t kMostLead = (int64_t{1} << (kLeadBits - 1)) - 1;
     const int64_t lead = (MomentOf(hold.token) - hold.since).count();
     const int64_t end = hold.end.time_since_epoch().count();
-    if (hold.linger != Millis{0} || hold.count != 1 || lead > kMostLead || lead < -kMostLead ||
-        end >> kEndBits != 0) {
+    if (hold.linger != Millis{0} || hold.count != 1 || hold.weight != 1 || hold.cap.has_value() ||
+        !hold.tag.empty() || lead > kMostLead || lead < -kMostLead || end >> kEndBits != 0) {
       return kWideTimes;
     }
     return static_cast<uint64_t>(end) << (64 - kEndBits) |
            static_cast<uint64_t>(lead) << kLeadShift >> kEndBits;
   }
   void SetWide(const Hold& hold) {
-    const Wide wide{hold.since.time_since_epoch().count(), hold.end.time_since_epoch().count(),
-                    hold.linger.count(), hold.count};
-    std::memcpy(tail(), &wide, kWideSize);
+    const Wide values{
+        .since = hold.since.time_since_epoch().count(),
+        .end = hold.end.time_since_epoch().count(),
+        .linger = hold.linger.count(),
+        .cap = hold.cap.has_value() ? hold.cap->time_since_epoch().count() : 0,
+        .count = hold.count,
+        .weight = hold.weight,
+        .tag_size = static_cast<uint8_t>(hold.tag.size()),
+    };
+    std::memcpy(tail(), &values, kWideSize);
+    // The tag may be the one in this record.
+    if (!hold.tag.empty()) {
+      std::memmove(tail() + kWideSize + owner_size(), hold.tag.data(), hold.tag.size());
+    }
   }
 
   bool wide() const { return IsWide(times_); }
+  Wide wide_values() const {
+    Wide values;
+    std::memcpy(&values, tail(), kWideSize);
+    return values;
+  }
   size_t owner_size() const { return (head_ >> kOwnerSizeAt & 0xff) + 1; }
   Instant narrow_end() const {
     return Instant{Millis{static_cast<int64_t>(times_ >> (64 - kEndBits))}};
@@ -403,6 +432,7 @@ class Lock::HoldTable : public Lock {
     for (const Hold& hold : holds) {
       made.push_back(HoldRecord::Make(mode, hold));
       NoteLinger(hold);
+      added_weight_ += hold.weight - 1;
     }
     ForEachOrder([&made](List& list, auto before) {
       std::sort(made.begin(), made.end(), before);
@@ -420,6 +450,8 @@ class Lock::HoldTable : public Lock {
   const List& list(Order order) const { return lists_[static_cast<size_t>(order)]; }
   size_t size() const { return size_; }
   bool may_linger() const { return may_linger_; }
+  // By how much the weights of all holds exceed their number.
+  uint64_t added_weight() const { return added_weight_; }
 
   // Adds a hold of a new owner, or updates the hold of an existing one. Only the orders in which
   // the hold moves are changed: a renewal changes neither owner nor token.
@@ -428,6 +460,7 @@ class Lock::HoldTable : public Lock {
     if (auto* record = const_cast<HoldRecord*>(Seek(hold.owner)); record != nullptr) {
       Change(record, hold);
     } else {
+      added_weight_ += hold.weight - 1;
       InsertInto(Order::kByOwner, record = HoldRecord::Make(mode(), hold));
       InsertInto(Order::kByToken, record);
       InsertInto(Order::kByBlocksUntil, record);
@@ -491,6 +524,8 @@ class Lock::HoldTable : public Lock {
   void Change(HoldRecord* record, const Hold& hold) {
     const bool moves_by_token = record->token() != hold.token;
     const bool moves_by_closing = record->blocks_until() != hold.blocks_until();
+    added_weight_ += hold.weight;
+    added_weight_ -= record->weight();
     if (moves_by_token) EraseFrom(Order::kByToken, record);
     if (moves_by_closing) EraseFrom(Order::kByBlocksUntil, record);
     if (!record->Renew(mode(), hold)) {
@@ -509,7 +544,10 @@ class Lock::HoldTable : public Lock {
   void RemoveAll(std::span<HoldRecord* const> doomed) {
     TURNSTILE_DCHECK(doomed.size() < size_);
     if (IsLargePart(doomed.size())) {
-      for (HoldRecord* record : doomed) record->SetDoomed(true);
+      for (HoldRecord* record : doomed) {
+        record->SetDoomed(true);
+        added_weight_ -= record->weight() - 1;
+      }
       for (List& list : lists_) list.RemoveDoomed();
       size_ -= doomed.size();
     } else {
@@ -561,6 +599,7 @@ class Lock::HoldTable : public Lock {
   }
   void EraseEverywhere(const HoldRecord* record) {
     for (const Order order : kOrders) EraseFrom(order, record);
+    added_weight_ -= record->weight() - 1;
     --size_;
   }
 
@@ -610,6 +649,7 @@ class Lock::HoldTable : public Lock {
   static constexpr std::array kOrders = {Order::kByOwner, Order::kByToken, Order::kByBlocksUntil};
 
   size_t size_;
+  uint64_t added_weight_ = 0;
   bool may_linger_ = false;  // some hold has lingered, or will
   std::array<List, 3> lists_;
 };
@@ -727,6 +767,26 @@ size_t Lock::CountBlocking(Instant now) const {
                                 [&](const HoldRecord& one) { return one.blocks_until() < now; });
   if (!is_table()) return 1 - first.at;
   return size() - list(Order::kByBlocksUntil).Rank(first, size());
+}
+
+uint64_t Lock::WeightBlocking(Instant now) const {
+  const size_t blocking = CountBlocking(now);
+  if (!is_table()) {
+    return blocking == 0 ? 0 : static_cast<const HoldRecord*>(this)->weight();
+  }
+  const uint64_t added = static_cast<const HoldTable*>(this)->added_weight();
+  if (added == 0) return blocking;
+  // What the holds from `position` on, `count` of them, weigh more than 1 each.
+  const auto added_by = [this](Position position, size_t count) {
+    uint64_t sum = 0;
+    for (; count > 0; --count, position = Next(Order::kByBlocksUntil, position)) {
+      sum += record(Order::kByBlocksUntil, position).weight() - 1;
+    }
+    return sum;
+  };
+  const size_t ended = size() - blocking;
+  if (ended <= blocking) return blocking + added - added_by(begin(), ended);
+  return blocking + added_by(list(Order::kByBlocksUntil).PositionOf(ended, size()), blocking);
 }
 
 size_t Lock::Allocated(size_t (*size_of)(void*)) const {

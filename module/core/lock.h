@@ -105,8 +105,11 @@ class Lock {
   std::optional<Hold> Find(Owner owner) const;
   // Whether a hold under this token is live at `now`.
   bool HasLive(Token token, Instant now) const;
-  // The number of holds that block others at `now`.
+  // The number of holds that block others at `now`; and the sum of their weights, which costs more
+  // only if some hold weighs more than 1: a step for each hold that does not block others, or for
+  // each that does, whichever are fewer.
   size_t CountBlocking(Instant now) const;
+  uint64_t WeightBlocking(Instant now) const;
   // If false, no hold lingers, so every hold that blocks others is live.
   bool MayLinger() const;
   // The last millisecond in which any hold blocks others: the TTL of the key.

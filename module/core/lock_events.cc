@@ -10,7 +10,25 @@ void Add(const Hold& hold, Loss how, std::vector<LostHold>& lost) {
 
 }  // namespace
 
-HoldSetEvents EventsOf(const Lock* lock, const HoldSet& held) {
+const char* NameOf(Loss how) {
+  switch (how) {
+    case Loss::kForced:
+      return "forced";
+    case Loss::kEvicted:
+      return "evicted";
+    case Loss::kFlushed:
+      return "flushed";
+    case Loss::kSession:
+      return "session";
+    case Loss::kUndelivered:
+      return "undelivered";
+    case Loss::kExpired:
+      break;
+  }
+  return "expired";
+}
+
+HoldSetEvents EventsOf(const Lock* lock, const HoldSet& held, std::optional<Instant> now) {
   HoldSetEvents result{.event = LockEvent::kAcquired, .lost = {}};
   if (lock == nullptr) return result;
   // A lock is never granted to others before its holds have ended.
@@ -22,7 +40,11 @@ HoldSetEvents EventsOf(const Lock* lock, const HoldSet& held) {
   const std::optional<Hold> own = lock->Find(held.hold.owner);
   if (!own.has_value()) return result;
   if (own->token < held.hold.token) {
-    if (own->end < held.hold.since) Add(*own, Loss::kExpired, result.lost);
+    // A hold that goes on under a larger token keeps the time of its first grant.
+    const bool has_ended = now.has_value()
+                               ? !own->LiveAt(*now)
+                               : own->since != held.hold.since && own->end < held.hold.since;
+    if (has_ended) Add(*own, Loss::kExpired, result.lost);
   } else if (own->token > held.hold.token) {  // the hold before an upgrade is restored
     Add(*own, Loss::kUndelivered, result.lost);
     result.event.reset();

@@ -41,12 +41,10 @@ void Reporter::OnLost(const OpenKey& key, const std::vector<LostHold>& lost,
   PublishPending();
   std::bitset<8> told;  // by cause: an event is about a lock, not about a hold
   for (const auto& [hold, how] : lost) {
-    if (now.has_value()) {
-      CountLoss(hold, how, *now);
-      if (how == Loss::kUndelivered) {
-        Warn(undelivered_, 1, key.name().key, *now,
-             "grants were taken back, because their clients were gone before they could be told");
-      }
+    const bool is_counted = now.has_value() && CountLoss(hold, how, *now);
+    if (is_counted && how == Loss::kUndelivered) {
+      Warn(undelivered_, 1, key.name().key, hold.tag, *now,
+           "grants were taken back because their clients were gone before the reply");
     }
     const auto cause = static_cast<size_t>(how);
     if (!told.test(cause)) host_.EmitLost(key.content(), how);
@@ -54,15 +52,17 @@ void Reporter::OnLost(const OpenKey& key, const std::vector<LostHold>& lost,
   }
 }
 
-void Reporter::CountLoss(const Hold& hold, Loss how, Instant now) {
-  if (TakeRenamed(hold.token)) return;
+bool Reporter::CountLoss(const Hold& hold, Loss how, Instant now) {
+  if (TakeRenamed(hold.token)) return false;
   ++CounterFor(how);
   AddHoldTime(hold, now);
+  return true;
 }
 
 void Reporter::OnRemoved(LockName name, const Lock& lock, bool counts, bool moves, Instant now) {
   PublishPending();
   removal_.tokens.clear();
+  removal_.tag.clear();
   removal_.any_live = false;
   removal_.ended = removal_.live = 0;
   // A lease includes its last millisecond. A server may expire the key in that millisecond already
@@ -73,6 +73,7 @@ void Reporter::OnRemoved(LockName name, const Lock& lock, bool counts, bool move
     if (hold.LiveAt(now) && moves) continue;
     const bool live = hold.LiveAt(now) && !expires;
     removal_.any_live = removal_.any_live || live;
+    if (live && !hold.tag.empty()) removal_.tag = hold.tag;
     removal_.tokens.push_back(hold.token);
     if (!counts || TakeRenamed(hold.token)) continue;
     ++(live ? removal_.live : removal_.ended);
@@ -120,8 +121,8 @@ void Reporter::PublishRemoval() {
     CounterFor(Loss::kExpired) += removal_.ended;
     CounterFor(removal_.how_live) += removal_.live;
     if (how == Loss::kEvicted && removal_.live > 0) {
-      Warn(evictions_, removal_.live, removal_.key, removal_.at,
-           "locks were lost by eviction: give locks a server with maxmemory-policy noeviction");
+      Warn(evictions_, removal_.live, removal_.key, removal_.tag, removal_.at,
+           "locks were lost by eviction: use maxmemory-policy noeviction");
     }
   }
   // At the end: whoever listens may remove another lock.
@@ -140,15 +141,16 @@ void Reporter::OnFlushed(LockName name, const Lock& lock, bool counts, Instant n
   host_.EmitLost(name, any_live ? Loss::kFlushed : Loss::kExpired);
 }
 
-void Reporter::Warn(Warnings& warnings, uint64_t count, std::string_view key, Instant now,
-                    const char* what) {
+void Reporter::Warn(Warnings& warnings, uint64_t count, std::string_view key, std::string_view tag,
+                    Instant now, const char* what) {
   constexpr Millis kEvery{60000};
   warnings.since += count;
   const bool recent = warnings.last.has_value() && *warnings.last <= now;
   if (recent && now < *warnings.last + kEvery) return;
   warnings.last = now;
   host_.Warn(std::to_string(std::exchange(warnings.since, 0)) + ' ' + what +
-             "; the last lock was " + Quoted(key));
+             "; the last lock was " + Quoted(key) +
+             (tag.empty() ? "" : ", held by " + Quoted(tag)));
 }
 
 }  // namespace turnstile

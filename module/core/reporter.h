@@ -69,6 +69,7 @@ class Reporter {
     size_t live = 0;   // and those whose leases had not
     Loss how_live = Loss::kForced;
     std::vector<Token> tokens;  // of all holds, including those counted before
+    std::string tag;            // of a hold that was live, if any has one
   };
   // At most one warning of a kind per minute; the next one says how many there were in between.
   struct Warnings {
@@ -81,10 +82,12 @@ class Reporter {
   uint64_t& CounterFor(Loss how);
   // A hold that has ended counts for at most the length of its lease.
   void AddHoldTime(const Hold& hold, Instant now);
-  void CountLoss(const Hold& hold, Loss how, Instant now);
+  // Returns whether the loss had not been counted before.
+  bool CountLoss(const Hold& hold, Loss how, Instant now);
   bool TakeRenamed(Token token);
-  void Warn(Warnings& warnings, uint64_t count, std::string_view key, Instant now,
-            const char* what);
+  // Names the lock, and the tag of its holder if there is one.
+  void Warn(Warnings& warnings, uint64_t count, std::string_view key, std::string_view tag,
+            Instant now, const char* what);
 
   Host& host_;
   Stats& stats_;

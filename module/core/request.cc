@@ -19,11 +19,11 @@ constexpr std::string_view kAlsoGrammar = "ALSO numkeys key [key ...]";
 
 // When a request lacks what first attempts most often lack, the error shows a form that works.
 constexpr std::string_view kAcquireUsage =
-    "LOCK.ACQUIRE key owner PX milliseconds, for example LOCK.ACQUIRE table:12 alice PX 60000";
+    "LOCK.ACQUIRE key owner PX milliseconds, for example LOCK.ACQUIRE table:12 7d3f9a1c PX 60000";
 constexpr std::string_view kReleaseUsage =
-    "LOCK.RELEASE key owner, for example LOCK.RELEASE table:12 alice";
+    "LOCK.RELEASE key owner, for example LOCK.RELEASE table:12 7d3f9a1c";
 constexpr std::string_view kTouchUsage =
-    "LOCK.TOUCH key owner PX milliseconds, for example LOCK.TOUCH table:12 alice PX 60000";
+    "LOCK.TOUCH key owner PX milliseconds, for example LOCK.TOUCH table:12 7d3f9a1c PX 60000";
 constexpr std::string_view kFenceUsage =
     "LOCK.FENCE key [token [THEN command [arg ...]]], for example LOCK.FENCE table:12";
 constexpr std::string_view kInfoUsage = "LOCK.INFO key, for example LOCK.INFO table:12";
@@ -53,8 +53,8 @@ class Reader {
     return Take("the key");
   }
 
-  Token TakeToken(std::string_view what) {
-    return Token{static_cast<uint64_t>(TakeNumber(what, static_cast<int64_t>(kMinToken.value),
+  Token TakeToken(std::string_view what, Token least = kMinToken) {
+    return Token{static_cast<uint64_t>(TakeNumber(what, static_cast<int64_t>(least.value),
                                                   static_cast<int64_t>(kMaxToken.value)))};
   }
 
@@ -86,14 +86,14 @@ class Reader {
     const std::string_view text = Take("the number after CURSOR");
     const bool leads_with_zero = text.size() > 1 && text.front() == '0';
     if (!IsDigits(text) || leads_with_zero || text.size() > kMostDigits) {
-      Fail("CURSOR must be 0 or the number that the last call answered, not " + Quoted(text));
+      Fail("CURSOR must be 0 or the cursor that the previous call returned, not " + Quoted(text));
     }
     return text;
   }
 
   Keys TakeKeys(size_t count) {
     if (rest_.size() < count) {
-      Fail("syntax error: ALSO announces " + std::to_string(count) + " more keys, but only " +
+      Fail("syntax error: ALSO needs " + std::to_string(count) + " keys, but only " +
            std::to_string(rest_.size()) + " arguments follow");
       return {};
     }
@@ -139,13 +139,13 @@ class Reader {
     Fail("syntax error: " + std::string(what) + std::string(which) + " is missing");
   }
   [[gnu::cold]] void FailOnOwner(size_t size) {
-    Fail("the owner must have 1 to " + std::to_string(kMaxOwnerBytes) + " bytes, not " +
+    Fail("the owner must be 1 to " + std::to_string(kMaxOwnerBytes) + " bytes, not " +
          std::to_string(size));
   }
   [[gnu::cold]] void FailOnNumber(std::string_view what, int64_t least, int64_t most,
                                   std::string_view setting, std::string_view text) {
     const std::string limit = setting.empty() ? "" : " (" + std::string(setting) + ')';
-    Fail(std::string(what) + " must be a whole number from " + std::to_string(least) + " to " +
+    Fail(std::string(what) + " must be an integer from " + std::to_string(least) + " to " +
          std::to_string(most) + limit + " in plain digits, not " + Quoted(text));
   }
 
@@ -174,7 +174,7 @@ Options LeaseOptions(const std::optional<Millis>& lease) {
 bool TakeLease(Reader& reader, const Limits& limits, std::optional<Millis>& lease) {
   const bool px = reader.TakeKeyword("PX");
   if (!px && !reader.TakeKeyword("EX")) return false;
-  if (lease.has_value()) reader.Fail("syntax error: the lease is given twice, give PX or EX once");
+  if (lease.has_value()) reader.Fail("syntax error: the lease is given twice: give PX or EX once");
   if (reader.AtEnd()) {
     reader.FailWithUsage(px ? "the number after PX is missing" : "the number after EX is missing");
   }
@@ -198,8 +198,15 @@ void FailOnUnknown(Reader& reader, Owner owner, bool has_lease, const Options& e
   } else if (IsKeyword(owner.bytes, "PX") || IsKeyword(owner.bytes, "EX")) {
     reader.FailWithUsage("the owner is missing");
   } else {
-    reader.FailWithUsage("the lease needs PX or EX before its number");
+    reader.FailWithUsage("PX or EX is missing before the lease");
   }
+}
+
+// The server finds keys by the word ALSO, without knowing what the words before it mean. Another
+// meaning of that word would hide keys from it, and so from its checks of access rights.
+void RefuseAlso(Reader& reader, std::string_view what, std::string_view text) {
+  if (!IsKeyword(text, kAlso)) return;
+  reader.Fail(std::string(what) + " must not be the word ALSO, which introduces keys");
 }
 
 // Takes an option that may be given at most once.
@@ -209,11 +216,11 @@ bool TakeOnce(Reader& reader, std::string_view keyword, bool given) {
   return true;
 }
 
-// [WAIT ms], [LINGER ms]
-bool TakeMillis(Reader& reader, std::string_view keyword, Millis most, std::string_view setting,
-                std::optional<Millis>& millis) {
+// [WAIT ms], [LINGER ms], [MAXHOLD ms]
+bool TakeMillis(Reader& reader, std::string_view keyword, Millis least, Millis most,
+                std::string_view setting, std::optional<Millis>& millis) {
   if (!TakeOnce(reader, keyword, millis.has_value())) return false;
-  millis = Millis{reader.TakeNumber(keyword, 0, most.count(), setting)};
+  millis = Millis{reader.TakeNumber(keyword, least.count(), most.count(), setting)};
   return true;
 }
 
@@ -222,10 +229,54 @@ bool TakeMode(Reader& reader, std::optional<Mode>& mode, uint32_t& limit) {
   const bool shared = reader.TakeKeyword("SHARED");
   if (!shared && !reader.TakeKeyword("LIMIT")) return false;
   if (mode.has_value()) {
-    reader.Fail("syntax error: the mode is given twice, give SHARED or LIMIT once");
+    reader.Fail("syntax error: the mode is given twice: give SHARED or LIMIT once");
   }
   mode = shared ? Mode::kShared : Mode::kLimit;
   if (!shared) limit = static_cast<uint32_t>(reader.TakeNumber("LIMIT", 1, kMaxLimit));
+  return true;
+}
+
+// [MAXLINE n], [WEIGHT w]
+bool TakeCount(Reader& reader, std::string_view keyword, uint32_t most,
+               std::optional<uint32_t>& count) {
+  if (!TakeOnce(reader, keyword, count.has_value())) return false;
+  count = static_cast<uint32_t>(reader.TakeNumber(keyword, 1, most));
+  return true;
+}
+
+// [TAG text]
+bool TakeTag(Reader& reader, std::string_view& tag) {
+  if (!TakeOnce(reader, "TAG", !tag.empty())) return false;
+  tag = reader.TakeText("the text after TAG");
+  if (!IsTag(tag)) {
+    reader.Fail("TAG must be 1 to " + std::to_string(kMaxTagBytes) +
+                " printable ASCII characters, not " + Quoted(tag));
+  }
+  RefuseAlso(reader, "the text after TAG", tag);
+  return true;
+}
+
+bool IsNotifyId(std::string_view id) {
+  return !id.empty() && id.size() <= kMaxNotifyIdBytes &&
+         std::all_of(id.begin(), id.end(), [](char c) { return IsPrintable(c) && c != ' '; });
+}
+
+// [NOTIFY channel id]
+bool TakeNotify(Reader& reader, std::optional<NotifyTarget>& notify) {
+  if (!TakeOnce(reader, "NOTIFY", notify.has_value())) return false;
+  const std::string_view channel = reader.TakeText("the channel after NOTIFY");
+  const std::string_view id = reader.TakeText("the id after NOTIFY channel");
+  notify = {.channel = channel, .id = id};
+  if (channel.empty() || channel.size() > kMaxChannelBytes) {
+    reader.Fail("the channel after NOTIFY must be 1 to " + std::to_string(kMaxChannelBytes) +
+                " bytes, not " + std::to_string(channel.size()));
+  }
+  if (!IsNotifyId(id)) {
+    reader.Fail("the id after NOTIFY channel must be 1 to " + std::to_string(kMaxNotifyIdBytes) +
+                " printable ASCII characters without a space, not " + Quoted(id));
+  }
+  RefuseAlso(reader, "the channel after NOTIFY", channel);
+  RefuseAlso(reader, "the id after NOTIFY channel", id);
   return true;
 }
 
@@ -251,38 +302,61 @@ bool TakeAlso(Reader& reader, std::string_view first, Keys& also) {
   for (size_t i = 0; i < also.size(); ++i) {
     const Keys before = also.subspan(0, i);
     if (also[i] == first || std::find(before.begin(), before.end(), also[i]) != before.end()) {
-      reader.Fail("the key " + Quoted(also[i]) + " is named twice, name each lock once");
+      reader.Fail("the key " + Quoted(also[i]) + " is given twice: name each lock once");
     }
   }
   return true;
 }
 
+[[gnu::cold]] void CheckWeight(Reader& reader, const AcquireRequest& request) {
+  if (request.mode != Mode::kLimit) {
+    reader.Fail("syntax error: WEIGHT requires LIMIT");
+  } else if (request.weight > request.limit) {
+    reader.Fail("WEIGHT must be at most LIMIT, which is " + std::to_string(request.limit) +
+                ", not " + std::to_string(request.weight));
+  }
+}
+
 }  // namespace
 
-// key owner <PX ms | EX s> [WAIT ms] [SHARED | LIMIT n] [REENTRANT] [SESSION] [LINGER ms]
-// [FLOOR token] [ALSO numkeys key [key ...]]
+// key owner <PX ms | EX s> [WAIT ms] [MAXLINE n] [SHARED | LIMIT n] [WEIGHT w] [REENTRANT]
+// [SESSION] [LINGER ms] [MAXHOLD ms] [TAG text] [NOTIFY channel id] [FLOOR token] [ALSO numkeys key
+// [key ...]]
 Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits) {
   Reader reader(args, kAcquireUsage);
   const std::string_view key = reader.TakeKey();
   AcquireRequest request{.owner = reader.TakeOwner()};
   std::optional<Millis> lease;
   std::optional<Millis> wait;
+  std::optional<uint32_t> max_line;
   std::optional<Mode> mode;
+  std::optional<uint32_t> weight;
   std::optional<Millis> linger;
+  std::optional<Millis> max_hold;
   while (!reader.AtEnd()) {
-    if (TakeLease(reader, limits, lease) || TakeMillis(reader, "WAIT", kMaxWait, "", wait) ||
-        TakeMode(reader, mode, request.limit) || TakeFlag(reader, "REENTRANT", request.reentrant) ||
+    if (TakeLease(reader, limits, lease) ||
+        TakeMillis(reader, "WAIT", Millis{0}, kMaxWait, "", wait) ||
+        TakeCount(reader, "MAXLINE", kMaxLine, max_line) || TakeMode(reader, mode, request.limit) ||
+        TakeCount(reader, "WEIGHT", kMaxLimit, weight) ||
+        TakeFlag(reader, "REENTRANT", request.reentrant) ||
         TakeFlag(reader, "SESSION", request.session) ||
-        TakeMillis(reader, "LINGER", limits.max_lease, kMaxLeaseSetting, linger) ||
+        TakeMillis(reader, "LINGER", Millis{0}, limits.max_lease, kMaxLeaseSetting, linger) ||
+        TakeMillis(reader, "MAXHOLD", Millis{1}, kMaxHold, "", max_hold) ||
+        TakeTag(reader, request.tag) || TakeNotify(reader, request.notify) ||
         TakeFloor(reader, request.floor) || TakeAlso(reader, key, request.also)) {
       continue;
     }
     Options expected = LeaseOptions(lease);
     if (!wait.has_value()) expected.emplace_back("WAIT ms");
+    if (!max_line.has_value()) expected.emplace_back("MAXLINE n");
     if (!mode.has_value()) expected.insert(expected.end(), {"SHARED", "LIMIT n"});
+    if (!weight.has_value()) expected.emplace_back("WEIGHT w");
     if (!request.reentrant) expected.emplace_back("REENTRANT");
     if (!request.session) expected.emplace_back("SESSION");
     if (!linger.has_value()) expected.emplace_back("LINGER ms");
+    if (!max_hold.has_value()) expected.emplace_back("MAXHOLD ms");
+    if (request.tag.empty()) expected.emplace_back("TAG text");
+    if (!request.notify.has_value()) expected.emplace_back("NOTIFY channel id");
     if (!request.floor.has_value()) expected.emplace_back("FLOOR token");
     if (request.also.empty()) expected.emplace_back(kAlsoGrammar);
     FailOnUnknown(reader, request.owner, lease.has_value(), expected);
@@ -291,9 +365,19 @@ Parsed<AcquireRequest> ParseAcquire(Args args, const Limits& limits) {
   request.wait = wait.value_or(Millis{0});
   request.mode = mode.value_or(Mode::kExclusive);
   request.linger = linger.value_or(Millis{0});
+  request.max_line = max_line.value_or(0);
+  request.weight = weight.value_or(1);
+  request.max_hold = max_hold.value_or(Millis{0});
+  if (max_line.has_value() && !wait.has_value()) {
+    reader.Fail("syntax error: MAXLINE requires WAIT");
+  }
+  if (weight.has_value()) CheckWeight(reader, request);
+  if (max_hold.has_value() && *max_hold < request.lease) {
+    reader.Fail("MAXHOLD must be at least the lease of " + std::to_string(request.lease.count()) +
+                " ms, not " + std::to_string(max_hold->count()));
+  }
   if (request.reentrant && request.mode == Mode::kLimit) {
-    reader.Fail(
-        "syntax error: REENTRANT does not go with LIMIT, an owner has one permit: leave one out");
+    reader.Fail("syntax error: REENTRANT cannot be combined with LIMIT");
   }
   return reader.Finish(request);
 }
@@ -331,21 +415,22 @@ Parsed<FenceRequest> ParseFence(Args args) {
   Reader reader(args, kFenceUsage);
   reader.TakeKey();
   FenceRequest request;
-  if (!reader.AtEnd()) request.token = reader.TakeToken("the token");
+  // 0 is what a request in line is answered: it never holds a lock.
+  if (!reader.AtEnd()) request.token = reader.TakeToken("the token", Token{0});
   if (!reader.AtEnd()) {
     if (!reader.TakeKeyword(kThen)) reader.FailOnUnknown({"THEN command [arg ...]"});
     if (reader.AtEnd()) reader.Fail("syntax error: the command after THEN is missing");
     request.then = reader.TakeRest();
     if (!request.then.empty() && IsKeyword(request.then.front(), kFenceCommand) &&
         request.then.size() > kThenAt && IsKeyword(request.then[kThenAt], kThen)) {
-      reader.Fail("a THEN inside a THEN is not allowed: name the command itself");
+      reader.Fail("THEN cannot be nested: give the command itself");
     }
     // The server itself refuses all other commands that change the connection: scripts may not call
     // them.
     for (const std::string_view command : {"SELECT", "READONLY", "READWRITE", "ASKING"}) {
       if (!request.then.empty() && IsKeyword(request.then.front(), command)) {
         reader.Fail(std::string(command) +
-                    " is not allowed after THEN, because it would change the connection");
+                    " is not allowed after THEN, because it changes the connection");
       }
     }
   }
@@ -418,8 +503,6 @@ bool IsKeyword(std::string_view text, std::string_view keyword) {
 namespace {
 
 constexpr size_t kShown = 40;
-
-bool IsPrintable(char c) { return c >= ' ' && c <= '~'; }
 
 }  // namespace
 

@@ -20,16 +20,28 @@ namespace turnstile {
 // Keys of the other locks that the request names. Views, like everything in a request.
 using Keys = std::span<const std::string_view>;
 
+// Where the outcome of a request, and the loss of its hold, is published; and the name under which.
+struct NotifyTarget {
+  std::string_view channel;
+  std::string_view id;
+  friend constexpr bool operator==(const NotifyTarget&, const NotifyTarget&) = default;
+};
+
 struct AcquireRequest {
   Owner owner;
   Millis lease;
-  Millis wait{0};  // how long to wait in the queue; zero: one attempt
+  Millis wait{0};         // how long to wait in the queue; zero: one attempt
+  uint32_t max_line = 0;  // do not wait behind this many; zero: behind any number
   Mode mode = Mode::kExclusive;
-  uint32_t limit = 1;  // how many may hold the lock at a time; only for Mode::kLimit
+  uint32_t limit = 1;   // how many may hold the lock at a time; only for Mode::kLimit
+  uint32_t weight = 1;  // as how many of them this hold counts
   bool reentrant = false;
   bool session = false;
   Millis linger{0};
-  std::optional<Token> floor;  // the token must be at least this
+  Millis max_hold{0};                  // how long it may be held at most; zero: for ever
+  std::string_view tag;                // empty: none
+  std::optional<NotifyTarget> notify;  // then the call does not block
+  std::optional<Token> floor;          // the token must be at least this
   Keys also;
 };
 
@@ -79,8 +91,15 @@ using Args = std::span<const std::string_view>;
 // The longest wait that can be requested: ten years, so that no sum of times overflows.
 inline constexpr Millis kMaxWait = std::chrono::hours{24 * 3650};
 
-// The largest LIMIT that can be requested.
-inline constexpr uint32_t kMaxLimit = 100'000;
+// The longest MAXHOLD that can be requested: a year.
+inline constexpr Millis kMaxHold = std::chrono::hours{24 * 365};
+
+// The largest MAXLINE that can be requested, far beyond what a queue can hold.
+inline constexpr uint32_t kMaxLine = 1'000'000;
+
+// The longest channel and id after NOTIFY.
+inline constexpr size_t kMaxChannelBytes = 256;
+inline constexpr size_t kMaxNotifyIdBytes = 64;
 
 // The keyword that precedes further keys; the only option that the server must understand too.
 inline constexpr const char* kAlso = "ALSO";

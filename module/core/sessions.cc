@@ -7,37 +7,36 @@
 namespace turnstile {
 
 std::optional<Sessions::Client> Sessions::BoundTo(LockName lock, Owner owner) const {
-  const auto binding = bindings_.find(Before::View(lock.db, lock.key, owner.bytes));
+  const auto binding = bindings_.Find(lock, owner);
   return binding == bindings_.end() ? std::nullopt : std::optional(binding->second.client);
 }
 
 void Sessions::Bind(Client client, LockName lock, Owner owner) {
   Unbind(lock, owner);
-  BoundHold hold{lock.db, std::string(lock.key), std::string(owner.bytes)};
-  const auto added = bindings_.try_emplace(std::move(hold), Binding{.client = client}).first;
+  const auto added = bindings_.Add(lock, owner, Binding{.client = client});
   added->second.hold = &added->first;
   clients_[client].Append(added->second);
 }
 
-Sessions::Bindings::iterator Sessions::Erase(Bindings::iterator binding) {
+Sessions::Bindings::Iterator Sessions::Erase(Bindings::Iterator binding) {
   const auto client = clients_.find(binding->second.client);
-  if (!TURNSTILE_CHECK(client != clients_.end())) return bindings_.erase(binding);
+  if (!TURNSTILE_CHECK(client != clients_.end())) return bindings_.Erase(binding);
   client->second.Remove(binding->second);
   if (client->second.empty()) {
     closed_.erase(client->first);
     clients_.erase(client);
   }
-  return bindings_.erase(binding);
+  return bindings_.Erase(binding);
 }
 
 void Sessions::Unbind(LockName lock, Owner owner) {
-  const auto binding = bindings_.find(Before::View(lock.db, lock.key, owner.bytes));
+  const auto binding = bindings_.Find(lock, owner);
   if (binding != bindings_.end()) Erase(binding);
 }
 
 void Sessions::UnbindAll(LockName lock) {
-  auto binding = bindings_.lower_bound(Before::View(lock.db, lock.key, ""));
-  while (binding != bindings_.end() && binding->first.lock() == lock) binding = Erase(binding);
+  auto binding = bindings_.FirstOf(lock);
+  while (bindings_.IsOf(binding, lock)) binding = Erase(binding);
 }
 
 void Sessions::UnbindAll(std::optional<int> db) {
@@ -45,22 +44,6 @@ void Sessions::UnbindAll(std::optional<int> db) {
     const bool meant = !db.has_value() || binding->first.db == *db;
     binding = meant ? Erase(binding) : std::next(binding);
   }
-}
-
-void Sessions::SwapDatabases(int first, int second) {
-  // The nodes keep their addresses, to which the lists point.
-  Bindings swapped;
-  while (!bindings_.empty()) {
-    auto binding = bindings_.extract(bindings_.begin());
-    int& db = binding.key().db;
-    if (db == first) {
-      db = second;
-    } else if (db == second) {
-      db = first;
-    }
-    swapped.insert(std::move(binding));
-  }
-  bindings_ = std::move(swapped);
 }
 
 void Sessions::Close(Client client) {
@@ -80,8 +63,7 @@ bool Sessions::HasEnded(LockName lock, Owner owner) const {
 size_t Sessions::CountEnded(LockName lock) const {
   if (!has_ended()) return 0;
   size_t count = 0;
-  for (auto at = bindings_.lower_bound(Before::View(lock.db, lock.key, ""));
-       at != bindings_.end() && at->first.lock() == lock; ++at) {
+  for (auto at = bindings_.FirstOf(lock); bindings_.IsOf(at, lock); ++at) {
     if (HasEnded(at->second)) ++count;
   }
   return count;
@@ -89,16 +71,16 @@ size_t Sessions::CountEnded(LockName lock) const {
 
 Sessions::EndedHolds Sessions::TakeFirstEnded(size_t steps) {
   const BoundHold first = *clients_.find(*closed_.begin())->second.first()->hold;
-  return TakeEndedFrom(bindings_.find(first), first.lock(), steps);
+  return TakeEndedFrom(bindings_.Find(first.lock(), Owner{first.owner}), first.lock(), steps);
 }
 
 Sessions::EndedHolds Sessions::TakeEnded(LockName lock, size_t steps) {
-  return TakeEndedFrom(bindings_.lower_bound(Before::View(lock.db, lock.key, "")), lock, steps);
+  return TakeEndedFrom(bindings_.FirstOf(lock), lock, steps);
 }
 
-Sessions::EndedHolds Sessions::TakeEndedFrom(Bindings::iterator at, LockName lock, size_t steps) {
+Sessions::EndedHolds Sessions::TakeEndedFrom(Bindings::Iterator at, LockName lock, size_t steps) {
   EndedHolds ended;
-  for (; has_ended() && at != bindings_.end() && at->first.lock() == lock; --steps) {
+  for (; has_ended() && bindings_.IsOf(at, lock); --steps) {
     if (steps == 0) {
       ended.more = true;
       break;
@@ -120,7 +102,7 @@ bool Sessions::IsConsistent() const {
     if (of_client.empty()) return false;
     for (const Binding* binding = of_client.first(); binding != nullptr;
          binding = binding->of_client.after) {
-      const auto found = bindings_.find(*binding->hold);
+      const auto found = bindings_.Find(binding->hold->lock(), Owner{binding->hold->owner});
       if (binding->client != client || found == bindings_.end() || &found->second != binding) {
         return false;
       }

@@ -12,32 +12,21 @@
 #ifndef TURNSTILE_CORE_SESSIONS_H_
 #define TURNSTILE_CORE_SESSIONS_H_
 
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
-#include <string_view>
-#include <tuple>
 #include <unordered_map>
 #include <vector>
 
+#include "core/bound_holds.h"
 #include "core/intrusive_list.h"
 #include "core/types.h"
-#include "core/wait_queue.h"
 
 namespace turnstile {
 
 class Sessions {
  public:
   using Client = uint64_t;
-
-  struct BoundHold {
-    int db;
-    std::string key;
-    std::string owner;
-
-    LockName lock() const { return {db, key}; }
-  };
 
   Sessions() = default;
   Sessions(const Sessions&) = delete;
@@ -55,7 +44,7 @@ class Sessions {
   void UnbindAll(LockName lock);
   // All bindings of one database, or of all databases if `db` is absent.
   void UnbindAll(std::optional<int> db);
-  void SwapDatabases(int first, int second);
+  void SwapDatabases(int first, int second) { bindings_.SwapDatabases(first, second); }
 
   // The connection closed: the holds bound to it have ended.
   void Close(Client client);
@@ -81,23 +70,16 @@ class Sessions {
   bool IsConsistent() const;
 
  private:
-  struct Before {
-    using is_transparent = void;
-    using View = std::tuple<int, std::string_view, std::string_view>;
-    static View ToView(const BoundHold& hold) { return {hold.db, hold.key, hold.owner}; }
-    static View ToView(const View& view) { return view; }
-    bool operator()(const auto& a, const auto& b) const { return ToView(a) < ToView(b); }
-  };
   struct Binding {
     Client client;
     const BoundHold* hold = nullptr;
     Link<Binding> of_client;
   };
-  using Bindings = std::map<BoundHold, Binding, Before>;
+  using Bindings = BoundHolds<Binding>;
 
-  Bindings::iterator Erase(Bindings::iterator binding);
+  Bindings::Iterator Erase(Bindings::Iterator binding);
   bool HasEnded(const Binding& binding) const { return closed_.contains(binding.client); }
-  EndedHolds TakeEndedFrom(Bindings::iterator at, LockName lock, size_t steps);
+  EndedHolds TakeEndedFrom(Bindings::Iterator at, LockName lock, size_t steps);
 
   Bindings bindings_;
   std::unordered_map<Client, IntrusiveList<Binding, &Binding::of_client>> clients_;

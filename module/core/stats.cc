@@ -24,7 +24,8 @@ Millis Histogram::Percentile(double quantile) const {
 }
 
 double Stats::Contention() const {
-  const auto contended = static_cast<double>(rejected + waits + deadlocks + rejected_wait_limit);
+  const auto contended =
+      static_cast<double>(rejected + waits + deadlocks + rejected_wait_limit + rejected_line_full);
   const double all = contended + static_cast<double>(acquired_immediately);
   return all > 0 ? contended / all : 0;
 }

@@ -71,6 +71,7 @@ struct Stats {
   uint64_t waits_cancelled = 0;       // waits ended by a LOCK.RELEASE of their owner
   uint64_t deadlocks = 0;             // rejected: the wait would have closed a cycle
   uint64_t rejected_wait_limit = 0;   // rejected: too many clients were waiting
+  uint64_t rejected_line_full = 0;    // answered null at once: the queue was too long for MAXLINE
   uint64_t released = 0;              // by their owners
   uint64_t stale_releases = 0;        // answered 0
   uint64_t touched = 0;               // leases that LOCK.TOUCH set
@@ -79,7 +80,7 @@ struct Stats {
   uint64_t evicted = 0;               // lost: the server needed memory
   uint64_t forced = 0;                // lost: the key was removed, renamed, replaced or flushed
   uint64_t session_ended = 0;         // lost: the connection closed
-  uint64_t undelivered = 0;           // grants taken back, because the client had disconnected
+  uint64_t undelivered = 0;           // grants taken back, because nobody was there to be told
   uint64_t fence_passed = 0;          // commands after THEN that ran
   uint64_t fence_rejected = 0;        // commands after THEN that did not
   Histogram wait_times;               // of waits that were granted or timed out

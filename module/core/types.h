@@ -55,6 +55,21 @@ struct Owner {
 };
 inline constexpr size_t kMaxOwnerBytes = 256;
 
+// A public name of a hold or a wait, which proves nothing: printable ASCII, at most this long.
+inline constexpr size_t kMaxTagBytes = 64;
+
+constexpr bool IsPrintable(char c) { return c >= ' ' && c <= '~'; }
+constexpr bool IsTag(std::string_view text) {
+  if (text.empty() || text.size() > kMaxTagBytes) return false;
+  for (const char c : text) {
+    if (!IsPrintable(c)) return false;
+  }
+  return true;
+}
+
+// The largest LIMIT, and so the largest weight of a hold.
+inline constexpr uint32_t kMaxLimit = 100'000;
+
 // A lock of this server. A view: copy the key to keep it.
 struct LockName {
   int db = 0;
@@ -83,10 +98,13 @@ enum class Loss : uint8_t {
 struct Hold {
   Owner owner;
   Token token;
-  Instant since;      // when it was granted; a renewal does not change it
-  Instant end;        // the last millisecond of the lease
-  Millis linger{0};   // how much longer it blocks others if it is not released
-  uint32_t count{1};  // how many releases are needed to give it up
+  Instant since;       // when it was first granted; renewals and changes of mode do not change it
+  Instant end;         // the last millisecond of the lease
+  Millis linger{0};    // how much longer it blocks others if it is not released
+  uint32_t count{1};   // how many releases are needed to give it up
+  uint32_t weight{1};  // how many of the permits of a limit it takes
+  std::optional<Instant> cap;  // no lease of this hold ends after this
+  std::string_view tag;        // empty: none
 
   friend constexpr bool operator==(const Hold&, const Hold&) = default;
 
@@ -157,7 +175,10 @@ constexpr bool IsWellFormed(const Hold& hold) {
   return !hold.owner.bytes.empty() && hold.owner.bytes.size() <= kMaxOwnerBytes &&
          hold.token >= kMinToken && hold.token <= kMaxToken && hold.since >= kMinInstant &&
          hold.since <= kMaxInstant && hold.end >= kMinInstant && hold.end <= kMaxInstant &&
-         hold.linger >= Millis{0} && hold.linger <= kMaxInstant - kMinInstant && hold.count >= 1;
+         hold.linger >= Millis{0} && hold.linger <= kMaxInstant - kMinInstant && hold.count >= 1 &&
+         hold.weight >= 1 && hold.weight <= kMaxLimit &&
+         (!hold.cap.has_value() || (*hold.cap > kMinInstant && *hold.cap <= kMaxInstant)) &&
+         (hold.tag.empty() || IsTag(hold.tag));
 }
 
 }  // namespace turnstile

@@ -14,23 +14,51 @@ constexpr Instant After(Instant end) { return end + Millis{1}; }
 
 }  // namespace
 
+WaitQueue::Waiter::Waiter(const AcquireRequest& request, Tick since, Tick deadline,
+                          uint64_t client_id)
+    : request_(request), since_(since), deadline_(deadline), client_id_(client_id) {
+  request_.also = {};
+  const NotifyTarget notify = request.notify.value_or(NotifyTarget{});
+  const size_t size = request.tag.size() + notify.channel.size() + notify.id.size();
+  if (size == 0) return;
+  texts_ = std::make_unique<char[]>(size);
+  char* end = texts_.get();
+  const auto copy = [&end](std::string_view text) {
+    char* const begin = end;
+    end = std::copy(text.begin(), text.end(), begin);
+    return std::string_view(begin, text.size());
+  };
+  request_.tag = copy(request.tag);
+  if (request_.notify.has_value()) {
+    request_.notify->channel = copy(notify.channel);
+    request_.notify->id = copy(notify.id);
+  }
+}
+
 LockName WaitQueue::Waiter::lock(size_t index) const { return entries_[index].queue_->lock_; }
 
 bool WaitQueue::Waiter::WaitsFor(LockName lock) const {
-  return std::any_of(entries_.begin(), entries_.end(),
+  const std::span<Entry> all = entries();
+  return std::any_of(all.begin(), all.end(),
                      [lock](const Entry& entry) { return entry.queue_->lock_ == lock; });
+}
+
+bool WaitQueue::Waiter::IsIn(const LockQueue& queue) const {
+  const std::span<Entry> all = entries();
+  return std::any_of(all.begin(), all.end(),
+                     [&queue](const Entry& entry) { return entry.queue_ == &queue; });
 }
 
 // An exclusive request is incompatible with every waiter and a shared one with every waiter that is
 // not shared, so it is enough to know whether there is one. For a request with a limit, the waiters
-// ahead are counted, up to its limit.
+// ahead are counted, until they leave no room for it.
 WaitersAhead WaitQueue::Waiter::AheadOf(size_t index) const {
   const Entry& entry = entries_[index];
   const LockQueue& queue = *entry.queue_;
   WaitersAhead ahead;
   if (queue.entries_.first() == &entry) return ahead;
   const auto is_ahead = [&entry](const Entry* other) {
-    return other != nullptr && other->order_ < entry.order_;
+    return other != nullptr && other->order() < entry.order();
   };
   if (request_.mode != Mode::kLimit || is_ahead(queue.unlimited_.first())) {
     ahead.size = 1;
@@ -39,9 +67,9 @@ WaitersAhead WaitQueue::Waiter::AheadOf(size_t index) const {
     return ahead;
   }
   for (const Entry* other = entry.link_.before;
-       other != nullptr && ahead.size < std::min(request_.limit, ahead.least_limit);
+       other != nullptr && ahead.weight < std::min(request_.limit, ahead.least_limit);
        other = other->link_.before) {
-    ahead.Add(Mode::kLimit, other->waiter_->request_.limit);
+    ahead.Add(other->waiter_->request_);
   }
   return ahead;
 }
@@ -50,13 +78,16 @@ WaitersAhead WaitQueue::LockQueue::Ahead(bool upgrade, Instant now) const {
   WaitersAhead ahead;
   if (upgrade) {
     // Shared requests at the front of the queue. It is enough to know that there is one.
-    if (first()->waiter().request().mode == Mode::kShared) ahead.Add(Mode::kShared, /*limit=*/1);
+    if (first()->waiter().request().mode == Mode::kShared) ahead.Add(first()->waiter().request());
     return ahead;
   }
   ahead.size = size();
   ahead.all_shared = unshared_.empty() && !has_deferred_work(now);
   ahead.all_limit = unlimited_.empty() && !has_deferred_work(now);
-  if (!limits_.empty()) ahead.least_limit = limits_.begin()->first;
+  if (limited_ != nullptr) {
+    ahead.least_limit = limited_->limits.begin()->first;
+    ahead.weight = limited_->weight;
+  }
   return ahead;
 }
 
@@ -73,8 +104,8 @@ Tick WaitQueue::LockQueue::waiting_since() const {
 void WaitQueue::LockQueue::Insert(Entry& entry, bool upgrade) {
   const AcquireRequest& request = entry.waiter_->request_;
   Entry* next = upgrade ? unshared_.first() : nullptr;
-  entry.order_ = next == nullptr ? Order{.arrival = entry.waiter_->number_}
-                                 : Order{next->order_.arrival, next->order_.before - 1};
+  entry.arrival_ = next == nullptr ? entry.waiter_->number_ : next->arrival_;
+  entry.before_ = next == nullptr ? 0 : next->before_ - 1;
   entries_.InsertBefore(next, entry);
   if (request.mode != Mode::kShared) unshared_.InsertBefore(next, entry);
   if (request.mode != Mode::kLimit) {
@@ -98,27 +129,26 @@ void WaitQueue::LockQueue::Remove(Entry& entry) {
 }
 
 void WaitQueue::LockQueue::Count(const AcquireRequest& request) {
-  if (request.mode == Mode::kLimit) ++limits_[request.limit];
+  if (request.mode != Mode::kLimit) return;
+  if (limited_ == nullptr) limited_ = std::make_unique<LimitedWaiters>();
+  ++limited_->limits[request.limit];
+  limited_->weight += request.weight;
 }
 
 void WaitQueue::LockQueue::Uncount(const AcquireRequest& request) {
   if (request.mode != Mode::kLimit) return;
-  const auto same = limits_.find(request.limit);
-  if (!TURNSTILE_CHECK(same != limits_.end())) return;
-  if (--same->second == 0) limits_.erase(same);
+  if (!TURNSTILE_CHECK(limited_ != nullptr)) return;
+  std::map<uint32_t, size_t>& limits = limited_->limits;
+  const auto same = limits.find(request.limit);
+  if (!TURNSTILE_CHECK(same != limits.end())) return;
+  limited_->weight -= request.weight;
+  if (--same->second == 0) limits.erase(same);
+  if (limits.empty()) limited_.reset();
 }
 
 WaitQueue::LockQueue* WaitQueue::Find(LockName lock) {
   const auto db = queues_.find(lock.db);
-  if (db == queues_.end()) return nullptr;
-  const auto queue = db->second.find(lock.key);
-  return queue == db->second.end() ? nullptr : &queue->second;
-}
-
-size_t WaitQueue::queues() const {
-  size_t count = 0;
-  for (const auto& [db, of_db] : queues_) count += of_db.size();
-  return count;
+  return db == queues_.end() ? nullptr : db->second.Find(lock.key);
 }
 
 std::vector<const WaitQueue::LockQueue*> WaitQueue::LongestQueues(int db, size_t most) const {
@@ -151,40 +181,39 @@ void WaitQueue::RemoveFromSizeIndex(LockQueue& queue) {
 
 WaitQueue::LockQueue& WaitQueue::QueueOf(LockName lock) {
   if (LockQueue* queue = Find(lock); queue != nullptr) return *queue;
-  const auto added = queues_[lock.db].try_emplace(std::string(lock.key)).first;
-  added->second.lock_ = LockName{lock.db, added->first};
-  added->second.number_ = ++numbers_;
-  return added->second;
+  auto& [key, added] = queues_[lock.db].Add(lock.key);
+  added.lock_ = LockName{lock.db, key};
+  added.number_ = ++numbers_;
+  ++queue_count_;
+  return added;
 }
 
 const WaitQueue::OwnerNode* WaitQueue::FindNode(Owner owner) const {
-  const auto node = nodes_.find(owner.bytes);
-  return node == nodes_.end() ? nullptr : &node->second;
+  return nodes_.Find(owner.bytes);
 }
 
 WaitQueue::OwnerNode& WaitQueue::NodeOf(Owner owner) {
-  const auto known = nodes_.find(owner.bytes);
-  if (known != nodes_.end()) return known->second;
-  const auto added = nodes_.try_emplace(std::string(owner.bytes)).first;
-  added->second.owner = Owner{added->first};
-  node_list_.Append(added->second);
-  return added->second;
+  if (OwnerNode* known = nodes_.Find(owner.bytes); known != nullptr) return *known;
+  auto& [key, added] = nodes_.Add(owner.bytes);
+  added.owner = Owner{key};
+  node_list_.Append(added);
+  return added;
 }
 
 void WaitQueue::EraseIfIdle(OwnerNode& node) {
   if (!node.waits.empty()) return;
   node_list_.Remove(node);
-  nodes_.erase(nodes_.find(node.owner.bytes));
+  nodes_.Erase(node.owner.bytes);
 }
 
 WaitQueue::Entry& WaitQueue::OnlyEntry(const OwnerNode& node) {
-  return node.waits.first()->entries_.front();
+  return node.waits.first()->entries().front();
 }
 
 std::vector<WaitQueue::Waiter*> WaitQueue::Waiters() const {
-  std::vector<Waiter*> waiters;
-  waiters.reserve(size());
-  for (const auto& [when, waiter] : timeouts_) waiters.push_back(waiter);
+  std::vector<Waiter*> waiters = timeouts_.all();
+  std::sort(waiters.begin(), waiters.end(),
+            [](const Waiter* a, const Waiter* b) { return TimesOutBefore()(*a, *b); });
   return waiters;
 }
 
@@ -199,9 +228,25 @@ std::vector<WaitQueue::Waiter*> WaitQueue::FindWaiters(std::span<const LockName>
   }
   if (queues.empty()) return found;
   std::sort(queues.begin(), queues.end(), std::less<>());
+  // An owner has at most one wait in a queue. Its waits are many, or the waiters in the queues.
+  size_t queued = 0;
+  for (const LockQueue* queue : queues) queued += queue->size();
+  if (queued < node->entries) {
+    for (const LockQueue* queue : queues) {
+      for (const Entry* entry = queue->first(); entry != nullptr; entry = entry->behind()) {
+        Waiter* wait = entry->waiter_;
+        const bool is_new = std::find(found.begin(), found.end(), wait) == found.end();
+        if (wait->node_ == node && is_new) found.push_back(wait);
+      }
+    }
+    std::sort(found.begin(), found.end(),
+              [](const Waiter* a, const Waiter* b) { return a->number_ < b->number_; });
+    return found;
+  }
   for (Waiter* wait = node->waits.first(); wait != nullptr; wait = wait->of_owner_.after) {
+    const std::span<Entry> entries = wait->entries();
     const bool overlaps =
-        std::any_of(wait->entries_.begin(), wait->entries_.end(), [&queues](const Entry& entry) {
+        std::any_of(entries.begin(), entries.end(), [&queues](const Entry& entry) {
           return std::binary_search(queues.begin(), queues.end(), entry.queue_, std::less<>());
         });
     if (overlaps) found.push_back(wait);
@@ -224,10 +269,10 @@ void WaitQueue::Enter(Waiter& waiter, std::span<const LockName> locks, Owner own
   waiter.node_ = &node;
   waiter.request_.owner = node.owner;
   waiter.number_ = ++numbers_;
-  waiter.blocked_at_.reset();
-  waiter.entries_.resize(locks.size());
+  waiter.blocked_at_ = Waiter::kNowhere;
+  waiter.SetEntries(std::make_unique<Entry[]>(locks.size()), locks.size());
   for (size_t i = 0; i < locks.size(); ++i) {
-    Entry& entry = waiter.entries_[i];
+    Entry& entry = waiter.entries()[i];
     LockQueue& queue = QueueOf(locks[i]);
     entry.waiter_ = &waiter;
     entry.queue_ = &queue;
@@ -236,23 +281,24 @@ void WaitQueue::Enter(Waiter& waiter, std::span<const LockName> locks, Owner own
     AddToSizeIndex(queue);
     if (node.entries > 1) ++queue.with_other_entries_;
   }
-  timeouts_.emplace(std::pair(waiter.deadline_, waiter.number_), &waiter);
+  timeouts_.Add(waiter);
+  most_waiters_ = std::max(most_waiters_, size());
 }
 
 void WaitQueue::TakeOver(Waiter& newer, Waiter& older) {
   TURNSTILE_DCHECK(older.is_queued() && !newer.is_queued());
   RemoveCandidate(older);
-  newer.entries_ = std::exchange(older.entries_, {});
+  timeouts_.Remove(older);
+  newer.SetEntries(std::move(older.entries_), std::exchange(older.count_, 0));
   newer.node_ = std::exchange(older.node_, nullptr);
   newer.node_->waits.Append(newer);
   newer.node_->waits.Remove(older);
   newer.request_.owner = newer.node_->owner;
   newer.number_ = ++numbers_;
-  newer.blocked_at_.reset();
+  newer.blocked_at_ = Waiter::kNowhere;
   newer.is_candidate_ = true;
-  timeouts_.erase({older.deadline_, older.number_});
-  timeouts_.emplace(std::pair(newer.deadline_, newer.number_), &newer);
-  for (Entry& entry : newer.entries_) {
+  timeouts_.Add(newer);
+  for (Entry& entry : newer.entries()) {
     LockQueue& queue = *entry.queue_;
     entry.waiter_ = &newer;
     queue.Uncount(older.request_);
@@ -265,14 +311,14 @@ void WaitQueue::TakeOver(Waiter& newer, Waiter& older) {
 void WaitQueue::Leave(Waiter& waiter, LeaveReason why) {
   if (!TURNSTILE_CHECK(waiter.is_queued())) return;
   RemoveCandidate(waiter);
-  timeouts_.erase({waiter.deadline_, waiter.number_});
+  timeouts_.Remove(waiter);
   OwnerNode& node = *std::exchange(waiter.node_, nullptr);
   node.waits.Remove(waiter);
   const bool had_others = node.entries > 1;
   node.entries -= waiter.size();
   if (had_others && node.entries == 1) --OnlyEntry(node).queue_->with_other_entries_;
   EraseIfIdle(node);
-  for (Entry& entry : waiter.entries_) {
+  for (Entry& entry : waiter.entries()) {
     LockQueue& queue = *entry.queue_;
     if (had_others) --queue.with_other_entries_;
     RemoveFromSizeIndex(queue);
@@ -286,83 +332,84 @@ void WaitQueue::Leave(Waiter& waiter, LeaveReason why) {
       WakeQueue(queue);
     }
   }
-  waiter.entries_ = std::vector<Entry>();
-  if (!empty()) return;
+  waiter.SetEntries(nullptr, 0);
+  constexpr size_t kFew = 100;
+  if (!empty() || std::exchange(most_waiters_, 0) <= kFew) return;
   // After a burst the tables, though empty, would stay large.
-  queues_ = decltype(queues_)();
-  nodes_ = decltype(nodes_)();
+  queues_.clear();
+  nodes_.Clear();
 }
 
 void WaitQueue::Erase(LockQueue& queue) {
-  auto& of_db = queues_.find(queue.lock_.db)->second;
-  of_db.erase(of_db.find(queue.lock_.key));
+  --queue_count_;
+  queues_.find(queue.lock_.db)->second.Erase(queue.lock_.key);
 }
 
 void WaitQueue::AddCandidate(Entry& entry) {
   LockQueue& queue = *entry.queue_;
-  queue.candidates_.emplace_hint(queue.candidates_.end(), entry.order_, &entry);
+  queue.candidates_.Add(entry);
   Reorder(queue);
 }
 
 void WaitQueue::RemoveCandidate(Entry& entry) {
   LockQueue& queue = *entry.queue_;
-  queue.candidates_.erase(entry.order_);
+  queue.candidates_.Remove(entry);
   Reorder(queue);
-  if (queue.candidates_.empty()) SetWakeTime(queue, std::nullopt);
+  if (queue.candidates_.empty()) SetWakeTime(queue, LockQueue::kNotByTime);
 }
 
 void WaitQueue::RemoveCandidate(Waiter& waiter) {
   if (!std::exchange(waiter.is_candidate_, false)) return;
-  if (waiter.blocked_at_.has_value()) {
-    RemoveCandidate(waiter.entries_[*waiter.blocked_at_]);
+  if (waiter.blocked_at_ != Waiter::kNowhere) {
+    RemoveCandidate(waiter.entries()[waiter.blocked_at_]);
   } else {
-    for (Entry& entry : waiter.entries_) RemoveCandidate(entry);
+    for (Entry& entry : waiter.entries()) RemoveCandidate(entry);
   }
 }
 
 void WaitQueue::Reorder(LockQueue& queue) {
-  if (!queue.woken_.has_value()) return;
+  if (!queue.is_woken()) return;
   if (queue.candidates_.empty()) {
     Sleep(queue);
-  } else if (const Order first = queue.candidates_.begin()->first; first != *queue.woken_) {
-    woken_.erase({*queue.woken_, queue.number_});
+  } else if (const Order first = queue.candidates_.first()->order(); first != queue.woken_) {
+    woken_.Remove(queue);
     queue.woken_ = first;
-    woken_.emplace(std::pair(first, queue.number_), &queue);
+    woken_.Add(queue);
   }
 }
 
 void WaitQueue::WakeQueue(LockQueue& queue) {
-  if (queue.woken_.has_value() || queue.candidates_.empty()) return;
-  queue.woken_ = queue.candidates_.begin()->first;
-  woken_.emplace(std::pair(*queue.woken_, queue.number_), &queue);
+  if (queue.is_woken() || queue.candidates_.empty()) return;
+  queue.woken_ = queue.candidates_.first()->order();
+  woken_.Add(queue);
 }
 
 void WaitQueue::Sleep(LockQueue& queue) {
-  if (!queue.woken_.has_value()) return;
-  woken_.erase({*queue.woken_, queue.number_});
-  queue.woken_.reset();
+  if (!queue.is_woken()) return;
+  woken_.Remove(queue);
+  queue.woken_ = Order{};
 }
 
-void WaitQueue::SetWakeTime(LockQueue& queue, std::optional<Instant> end) {
+void WaitQueue::SetWakeTime(LockQueue& queue, Instant end) {
   if (queue.wakes_after_ == end) return;
-  if (queue.wakes_after_.has_value()) wake_times_.erase({*queue.wakes_after_, queue.number_});
+  if (queue.wakes_after_ != LockQueue::kNotByTime) wake_times_.Remove(queue);
   queue.wakes_after_ = end;
-  if (end.has_value()) wake_times_.emplace(std::pair(*end, queue.number_), &queue);
+  if (end != LockQueue::kNotByTime) wake_times_.Add(queue);
 }
 
 void WaitQueue::Block(Waiter& waiter, size_t index, std::optional<Instant> next_end) {
   TURNSTILE_DCHECK(index < waiter.size());
-  Entry& entry = waiter.entries_[index];
+  Entry& entry = waiter.entries()[index];
   LockQueue& queue = *entry.queue_;
   if (!waiter.is_candidate_ || waiter.blocked_at_ != index) {
     RemoveCandidate(waiter);
-    waiter.blocked_at_ = index;
+    waiter.blocked_at_ = static_cast<uint32_t>(index);
     waiter.is_candidate_ = true;
     AddCandidate(entry);
   }
-  if (queue.candidates_.begin()->second == &entry) {
+  if (queue.candidates_.first() == &entry) {
     Sleep(queue);
-    SetWakeTime(queue, next_end);
+    SetWakeTime(queue, next_end.value_or(LockQueue::kNotByTime));
   } else if (next_end.has_value()) {
     // A waiter ahead is to be tried too: keep what was to wake it.
     NoteHoldEnd(queue, *next_end);
@@ -371,9 +418,9 @@ void WaitQueue::Block(Waiter& waiter, size_t index, std::optional<Instant> next_
 
 void WaitQueue::Suspend(Waiter& waiter) {
   RemoveCandidate(waiter);
-  waiter.blocked_at_.reset();
+  waiter.blocked_at_ = Waiter::kNowhere;
   waiter.is_candidate_ = true;
-  for (Entry& entry : waiter.entries_) {
+  for (Entry& entry : waiter.entries()) {
     AddCandidate(entry);
     Sleep(*entry.queue_);
   }
@@ -385,7 +432,7 @@ void WaitQueue::NoteHoldEnd(LockName lock, Instant end) {
 }
 
 void WaitQueue::NoteHoldEnd(LockQueue& queue, Instant end) {
-  if (!queue.wakes_after_.has_value() || end < *queue.wakes_after_) SetWakeTime(queue, end);
+  if (end < queue.wakes_after_) SetWakeTime(queue, end);
 }
 
 void WaitQueue::Wake(LockName lock) {
@@ -394,38 +441,44 @@ void WaitQueue::Wake(LockName lock) {
 
 void WaitQueue::WakeInEveryDatabase(std::string_view key) {
   for (auto& [number, of_db] : queues_) {
-    if (const auto queue = of_db.find(key); queue != of_db.end()) WakeQueue(queue->second);
+    if (LockQueue* queue = of_db.Find(key); queue != nullptr) WakeQueue(*queue);
   }
 }
 
 void WaitQueue::WakeAll(std::optional<int> db) {
   for (auto& [number, of_db] : queues_) {
     if (db.has_value() && number != *db) continue;
-    for (auto& [key, queue] : of_db) WakeQueue(queue);
+    of_db.ForEach([this](const auto& /*key*/, LockQueue& queue) { WakeQueue(queue); });
   }
+}
+
+size_t WaitQueue::WakeDue(Instant now, size_t most) {
+  size_t woken = 0;
+  for (; woken < most && !wake_times_.empty() && wake_times_.first()->wakes_after_ < now; ++woken) {
+    LockQueue& queue = *wake_times_.first();
+    SetWakeTime(queue, LockQueue::kNotByTime);
+    WakeQueue(queue);
+  }
+  return woken;
 }
 
 WaitQueue::Waiter* WaitQueue::NextToTry(Instant now) {
-  while (!wake_times_.empty() && wake_times_.begin()->first.first < now) {
-    LockQueue& queue = *wake_times_.begin()->second;
-    SetWakeTime(queue, std::nullopt);
-    WakeQueue(queue);
-  }
-  return woken_.empty() ? nullptr : woken_.begin()->second->candidates_.begin()->second->waiter_;
+  WakeDue(now, wake_times_.size());
+  return woken_.empty() ? nullptr : woken_.first()->candidates_.first()->waiter_;
 }
 
 WaitQueue::Waiter* WaitQueue::FirstTimedOut(Tick now) const {
-  if (timeouts_.empty() || timeouts_.begin()->first.first > now) return nullptr;
-  return timeouts_.begin()->second;
+  Waiter* first = timeouts_.first();
+  return first == nullptr || first->deadline_ > now ? nullptr : first;
 }
 
 std::optional<Tick> WaitQueue::NextTimeOut() const {
-  return timeouts_.empty() ? std::nullopt : std::optional(timeouts_.begin()->first.first);
+  return timeouts_.empty() ? std::nullopt : std::optional(timeouts_.first()->deadline_);
 }
 
 Due WaitQueue::NextDue() const {
   if (!woken_.empty()) return Due::AtOnce();
-  return wake_times_.empty() ? Due::Never() : Due::At(After(wake_times_.begin()->first.first));
+  return wake_times_.empty() ? Due::Never() : Due::At(After(wake_times_.first()->wakes_after_));
 }
 
 // --- Invariants ---------------------------------------------------------------------------------
@@ -434,14 +487,20 @@ bool WaitQueue::LockQueue::IsConsistent() const {
   const Entry* unshared = unshared_.first();
   const Entry* unlimited = unlimited_.first();
   size_t limits = 0;
+  uint64_t weight = 0;
   for (const Entry* entry = first(); entry != nullptr; entry = entry->link_.after) {
     const Waiter& waiter = *entry->waiter_;
     const bool is_entry_of_waiter =
-        entry >= waiter.entries_.data() && entry < waiter.entries_.data() + waiter.size();
+        entry >= waiter.entries_.get() && entry < waiter.entries_.get() + waiter.size();
     if (entry->queue_ != this || !is_entry_of_waiter) return false;
-    if (entry->link_.after != nullptr && entry->link_.after->order_ <= entry->order_) return false;
+    if (entry->link_.after != nullptr && entry->link_.after->order() <= entry->order()) {
+      return false;
+    }
     const Mode mode = waiter.request_.mode;
-    if (mode == Mode::kLimit) ++limits;
+    if (mode == Mode::kLimit) {
+      ++limits;
+      weight += waiter.request_.weight;
+    }
     if (mode != Mode::kShared &&
         std::exchange(unshared, unshared->among_unshared_.after) != entry) {
       return false;
@@ -451,46 +510,57 @@ bool WaitQueue::LockQueue::IsConsistent() const {
       return false;
     }
   }
-  for (const auto& [limit, count] : limits_) limits -= count;
-  for (const auto& [order, entry] : candidates_) {
+  if (limited_ != nullptr) {
+    for (const auto& [limit, count] : limited_->limits) limits -= count;
+    if (limited_->limits.empty() || limited_->weight != weight) return false;
+  }
+  for (const Entry* entry : candidates_.all()) {
     const Waiter& waiter = *entry->waiter_;
     const bool is_blocked_here =
-        !waiter.blocked_at_.has_value() || &waiter.entries_[*waiter.blocked_at_] == entry;
-    if (entry->order_ != order || !waiter.is_candidate_ || !is_blocked_here) return false;
+        waiter.blocked_at_ == Waiter::kNowhere || &waiter.entries()[waiter.blocked_at_] == entry;
+    if (!waiter.is_candidate_ || !is_blocked_here) return false;
   }
   return unshared == nullptr && unlimited == nullptr && limits == 0 && size() > 0 &&
-         (!woken_.has_value() || *woken_ == candidates_.begin()->first);
+         candidates_.IsConsistent() &&
+         (!is_woken() || (!candidates_.empty() && woken_ == candidates_.first()->order()));
 }
 
 bool WaitQueue::IsConsistent() const {
   size_t entries_of_waiters = 0;
-  for (const auto& [when, waiter] : timeouts_) {
+  for (const Waiter* waiter : timeouts_.all()) {
     entries_of_waiters += waiter->size();
-    if (!waiter->is_queued() || waiter->deadline_ != when.first) return false;
+    if (!waiter->is_queued()) return false;
   }
+  bool is_consistent =
+      timeouts_.IsConsistent() && woken_.IsConsistent() && wake_times_.IsConsistent();
+  size_t queues = 0;
   size_t entries_of_queues = 0;
-  size_t entries_of_nodes = 0;
   size_t woken = 0;
   size_t with_wake_time = 0;
   for (const auto& [db, of_db] : queues_) {
-    for (const auto& [key, queue] : of_db) {
-      if (queue.lock_ != LockName{db, key} || !queue.IsConsistent()) return false;
+    of_db.ForEach([&, in = db](const auto& key, const LockQueue& queue) {
+      if (queue.lock_ != LockName{in, key} || !queue.IsConsistent()) is_consistent = false;
+      ++queues;
       entries_of_queues += queue.size();
-      if (queue.woken_.has_value()) ++woken;
-      if (queue.wakes_after_.has_value()) ++with_wake_time;
-    }
+      if (queue.is_woken()) ++woken;
+      if (queue.wakes_after_ != LockQueue::kNotByTime) ++with_wake_time;
+    });
   }
-  for (const auto& [owner, node] : nodes_) {
+  size_t nodes = 0;
+  size_t entries_of_nodes = 0;
+  nodes_.ForEach([&](const auto& /*owner*/, const OwnerNode& node) {
     size_t entries = 0;
     for (const Waiter* wait = node.waits.first(); wait != nullptr; wait = wait->of_owner_.after) {
       entries += wait->size();
     }
-    if (entries != node.entries || entries == 0) return false;
+    if (entries != node.entries || entries == 0) is_consistent = false;
+    ++nodes;
     entries_of_nodes += entries;
-  }
-  return entries_of_queues == entries_of_waiters && entries_of_nodes == entries_of_waiters &&
+  });
+  return is_consistent && entries_of_queues == entries_of_waiters &&
+         entries_of_nodes == entries_of_waiters && queues == queue_count_ &&
          woken == woken_.size() && with_wake_time == wake_times_.size() &&
-         node_list_.size() == nodes_.size();
+         node_list_.size() == nodes;
 }
 
 }  // namespace turnstile

@@ -22,6 +22,9 @@
 // Order is determined by sequence numbers only, never by addresses or hashes: the same calls give
 // the same history in every build.
 //
+// A waiting call costs less than a kilobyte, including a queue of its own if nobody else waits for
+// its lock: there may be a hundred thousand.
+//
 // Rejected: trying every waiter of every woken queue. A call that waits for 65 locks was then tried
 // 65 times for each call that left, against all waiters ahead of it in 65 queues: cubic. Rejected:
 // a copy of the holders of each lock that has a queue. It made a wait cost as much as the lock has
@@ -31,18 +34,21 @@
 #define TURNSTILE_CORE_WAIT_QUEUE_H_
 
 #include <compare>
+#include <cstdint>
+#include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "core/decide.h"
+#include "core/intrusive_heap.h"
 #include "core/intrusive_list.h"
 #include "core/request.h"
+#include "core/string_map.h"
 #include "core/types.h"
 
 namespace turnstile {
@@ -57,7 +63,7 @@ class WaitQueue {
   // ahead of.
   struct Order {
     uint64_t arrival = 0;
-    int64_t before = 0;  // zero or negative
+    int32_t before = 0;  // zero or negative
     friend constexpr auto operator<=>(const Order&, const Order&) = default;
   };
 
@@ -71,9 +77,13 @@ class WaitQueue {
     friend class WaitQueue;
     friend class DeadlockSearch;
 
+    Order order() const { return {arrival_, before_}; }
+
     Waiter* waiter_ = nullptr;
     LockQueue* queue_ = nullptr;
-    Order order_;
+    uint64_t arrival_ = 0;  // its order
+    int32_t before_ = 0;
+    uint32_t among_candidates_ = 0;
     Link<Entry> link_;
     Link<Entry> among_unshared_;
     Link<Entry> among_unlimited_;
@@ -83,46 +93,58 @@ class WaitQueue {
   class Waiter {
    public:
     // `client_id`: the connection that waits; 0 if it does not matter.
-    Waiter(const AcquireRequest& request, Tick since, Tick deadline, uint64_t client_id = 0)
-        : request_(request), since_(since), deadline_(deadline), client_id_(client_id) {
-      request_.also = {};
-    }
+    Waiter(const AcquireRequest& request, Tick since, Tick deadline, uint64_t client_id = 0);
     Waiter(const Waiter&) = delete;
     Waiter& operator=(const Waiter&) = delete;
 
-    // The request. Its owner is valid while the waiter is queued. `also` is empty: the locks are
-    // listed below.
+    // The request. Its owner is valid while the waiter is queued, its other texts always are.
+    // `also` is empty: the locks are listed below.
     const AcquireRequest& request() const { return request_; }
 
     // The locks it waits for, in the order in which the caller named them.
-    size_t size() const { return entries_.size(); }
+    size_t size() const { return count_; }
     LockName lock(size_t index) const;
     bool WaitsFor(LockName lock) const;
+    // The same for the lock of this queue, without comparing names, which may be long.
+    bool IsIn(const LockQueue& queue) const;
     // The waiters ahead of this one in the queue of that lock, as far as they matter to its
     // request.
     WaitersAhead AheadOf(size_t index) const;
     // The index of the lock that was last found to block it, if any.
-    std::optional<size_t> blocked_at() const { return blocked_at_; }
+    std::optional<size_t> blocked_at() const {
+      return blocked_at_ == kNowhere ? std::nullopt : std::optional<size_t>(blocked_at_);
+    }
 
     Tick since() const { return since_; }
     Tick deadline() const { return deadline_; }
     uint64_t client_id() const { return client_id_; }
-    bool is_queued() const { return !entries_.empty(); }
+    bool is_queued() const { return count_ > 0; }
 
    private:
     friend class WaitQueue;
     friend class DeadlockSearch;
 
+    static constexpr uint32_t kNowhere = std::numeric_limits<uint32_t>::max();
+
+    std::span<Entry> entries() const { return {entries_.get(), count_}; }
+    void SetEntries(std::unique_ptr<Entry[]> entries, size_t count) {
+      entries_ = std::move(entries);
+      count_ = static_cast<uint32_t>(count);
+    }
+
     AcquireRequest request_;
+    std::unique_ptr<char[]> texts_;  // of the request, but for the owner: one after the other
     Tick since_;
     Tick deadline_;
     uint64_t client_id_;
     uint64_t number_ = 0;  // unique among waiters, in order of Enter and TakeOver
-    std::vector<Entry> entries_;
-    std::optional<size_t> blocked_at_;
-    bool is_candidate_ = false;  // in the queue of that lock, or in all its queues
+    std::unique_ptr<Entry[]> entries_;
+    uint32_t count_ = 0;
+    uint32_t blocked_at_ = kNowhere;
     OwnerNode* node_ = nullptr;
     Link<Waiter> of_owner_;  // among all waits of the owner
+    uint32_t among_timeouts_ = 0;
+    bool is_candidate_ = false;  // in the queue of that lock, or in all its queues
   };
 
   // All waiters for one lock. Exists while there are any.
@@ -138,9 +160,7 @@ class WaitQueue {
     WaitersAhead Ahead(bool upgrade, Instant now) const;
 
     // Whether a waiter that has not been tried yet may have a chance.
-    bool has_deferred_work(Instant now) const {
-      return woken_.has_value() || (wakes_after_.has_value() && *wakes_after_ < now);
-    }
+    bool has_deferred_work(Instant now) const { return is_woken() || wakes_after_ < now; }
 
     // See WaitQueue::IsConsistent.
     bool IsConsistent() const;
@@ -153,6 +173,17 @@ class WaitQueue {
     friend class WaitQueue;
     friend class DeadlockSearch;
 
+    // In order of their entries.
+    struct EntryBefore {
+      bool operator()(const Entry& a, const Entry& b) const { return a.order() < b.order(); }
+    };
+    // Those who wait with a limit.
+    struct LimitedWaiters {
+      std::map<uint32_t, size_t> limits;  // how many wait with each limit
+      uint64_t weight = 0;
+    };
+
+    bool is_woken() const { return woken_ != Order{}; }
     void Insert(Entry& entry, bool upgrade);
     void Remove(Entry& entry);
     // Entries are counted by the requests of their waiters.
@@ -164,32 +195,35 @@ class WaitQueue {
     IntrusiveList<Entry, &Entry::link_> entries_;
     // The same without requests for a shared hold, and without requests with a limit: the waiters
     // that a request of that kind is not compatible with.
-    IntrusiveList<Entry, &Entry::among_unshared_> unshared_;
-    IntrusiveList<Entry, &Entry::among_unlimited_> unlimited_;
-    std::map<uint32_t, size_t> limits_;  // how many wait with each limit
+    UncountedList<Entry, &Entry::among_unshared_> unshared_;
+    UncountedList<Entry, &Entry::among_unlimited_> unlimited_;
+    std::unique_ptr<LimitedWaiters> limited_;  // null: none
     // The waiters that this lock is known to block, and those for which no blocking lock is known.
-    std::map<Order, Entry*> candidates_;
-    std::optional<Order> woken_;          // its key among the woken queues
-    std::optional<Instant> wakes_after_;  // it wakes after this time
-    size_t with_other_entries_ = 0;       // how many have owners with more than one entry
+    IntrusiveHeap<Entry, &Entry::among_candidates_, EntryBefore> candidates_;
+    Order woken_;  // its order among the woken queues; no arrival: it is not woken
+    static constexpr Instant kNotByTime = Instant::max();
+    Instant wakes_after_ = kNotByTime;  // it wakes after this time
+    uint32_t among_woken_ = 0;
+    uint32_t among_wake_times_ = 0;
+    uint32_t with_other_entries_ = 0;  // how many have owners with more than one entry
     Link<LockQueue> of_same_size_;
 
     // Where the deadlock search of this number keeps its data about this queue.
+    mutable uint32_t search_index_ = 0;
     mutable uint64_t searched_by_ = 0;
-    mutable size_t search_index_ = 0;
   };
 
   // An owner that waits.
   struct OwnerNode {
     Owner owner;  // a view of the key by which this node is found
-    IntrusiveList<Waiter, &Waiter::of_owner_> waits;
+    UncountedList<Waiter, &Waiter::of_owner_> waits;
     size_t entries = 0;    // of all its waits
     Link<OwnerNode> link;  // among all owner nodes, in order of arrival
 
     // How the deadlock search of this number reached this node: from which node, over which lock.
     mutable uint64_t reached_by = 0;
     mutable const OwnerNode* reached_from = nullptr;
-    mutable LockName reached_over;
+    mutable const LockQueue* reached_over = nullptr;
   };
 
   WaitQueue() = default;
@@ -203,7 +237,7 @@ class WaitQueue {
   LockQueue* Find(LockName lock);
 
   // The number of locks that have waiters.
-  size_t queues() const;
+  size_t queues() const { return queue_count_; }
   // The `most` longest queues of a database, longest first; queues of equal length are sorted by
   // name.
   std::vector<const LockQueue*> LongestQueues(int db, size_t most) const;
@@ -249,9 +283,11 @@ class WaitQueue {
   // The same for all locks of a database, or of all databases if `db` is absent.
   void WakeAll(std::optional<int> db);
 
+  // Wakes up to `most` of the queues that are to wake by now. Returns how many.
+  size_t WakeDue(Instant now, size_t most);
   // The earliest arrival among the waiters in woken queues that are not known to be blocked by
-  // another lock; null if there is none. The caller must try it, and then call Leave, Block or
-  // Suspend.
+  // another lock; null if there is none. All queues that are to wake by now wake first. The caller
+  // must try it, and then call Leave, Block or Suspend.
   Waiter* NextToTry(Instant now);
 
   // A waiter whose time-out has passed, or null. The caller must remove it.
@@ -268,13 +304,6 @@ class WaitQueue {
  private:
   friend class DeadlockSearch;
 
-  struct Hash {
-    using is_transparent = void;
-    size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
-  };
-  template <typename Value>
-  using ByString = std::unordered_map<std::string, Value, Hash, std::equal_to<>>;
-
   // The queues of one database and of one length.
   struct SizeKey {
     int db;
@@ -282,6 +311,22 @@ class WaitQueue {
     friend constexpr auto operator<=>(const SizeKey&, const SizeKey&) = default;
   };
   using QueueList = IntrusiveList<LockQueue, &LockQueue::of_same_size_>;
+  struct WokenBefore {
+    bool operator()(const LockQueue& a, const LockQueue& b) const {
+      return a.woken_ != b.woken_ ? a.woken_ < b.woken_ : a.number_ < b.number_;
+    }
+  };
+  struct WakesBefore {
+    bool operator()(const LockQueue& a, const LockQueue& b) const {
+      return a.wakes_after_ != b.wakes_after_ ? a.wakes_after_ < b.wakes_after_
+                                              : a.number_ < b.number_;
+    }
+  };
+  struct TimesOutBefore {
+    bool operator()(const Waiter& a, const Waiter& b) const {
+      return a.deadline_ != b.deadline_ ? a.deadline_ < b.deadline_ : a.number_ < b.number_;
+    }
+  };
 
   LockQueue& QueueOf(LockName lock);
   OwnerNode& NodeOf(Owner owner);
@@ -303,16 +348,18 @@ class WaitQueue {
   void Reorder(LockQueue& queue);
   void WakeQueue(LockQueue& queue);
   void Sleep(LockQueue& queue);
-  void SetWakeTime(LockQueue& queue, std::optional<Instant> end);
+  void SetWakeTime(LockQueue& queue, Instant end);
   void NoteHoldEnd(LockQueue& queue, Instant end);
 
-  std::unordered_map<int, ByString<LockQueue>> queues_;  // by database and key
+  std::map<int, StringMap<LockQueue>> queues_;  // by database and key
   std::map<SizeKey, QueueList> by_size_;
-  ByString<OwnerNode> nodes_;
+  StringMap<OwnerNode> nodes_;
+  size_t queue_count_ = 0;
+  size_t most_waiters_ = 0;  // since nobody waited
   IntrusiveList<OwnerNode, &OwnerNode::link> node_list_;
-  std::map<std::pair<Order, uint64_t>, LockQueue*> woken_;         // with the number of the queue
-  std::map<std::pair<Instant, uint64_t>, LockQueue*> wake_times_;  // likewise
-  std::map<std::pair<Tick, uint64_t>, Waiter*> timeouts_;
+  IntrusiveHeap<LockQueue, &LockQueue::among_woken_, WokenBefore> woken_;
+  IntrusiveHeap<LockQueue, &LockQueue::among_wake_times_, WakesBefore> wake_times_;
+  IntrusiveHeap<Waiter, &Waiter::among_timeouts_, TimesOutBefore> timeouts_;
   uint64_t numbers_ = 0;           // given to waiters and queues
   mutable uint64_t searches_ = 0;  // for deadlocks
 };

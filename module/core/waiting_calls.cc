@@ -7,18 +7,31 @@
 #include "core/views.h"
 
 namespace turnstile {
+namespace {
+
+// In units of the budget: one answer; and how many entries of a queue are passed in one unit.
+constexpr size_t kCostOfAnswer = 4;
+constexpr size_t kEntriesPerUnit = 50;
+
+}  // namespace
 
 bool UnconfirmedGrant::IsFor(LockName lock, Owner to, Token under) const {
   return token == under && db == lock.db && owner == to.bytes &&
          std::find(keys.begin(), keys.end(), lock.key) != keys.end();
 }
 
-WaitingCall::WaitingCall(const AcquireRequest& request, const Now& now, Host::ParkableCaller caller,
-                         std::optional<uint64_t> session_connection)
-    : Waiter(request, now.tick(), std::chrono::ceil<Millis>(now.steady + request.wait),
-             caller.connection),
-      session_(session_connection),
-      user_(std::move(caller.user)) {}
+WaitingCall::WaitingCall(const AcquireRequest& request, const Now& now, uint64_t connection,
+                         const std::string& user)
+    : Waiter(request, now.tick(), std::chrono::ceil<Millis>(now.steady + request.wait), connection),
+      user_(&user) {}
+
+WaitingCalls::~WaitingCalls() {
+  while (WaitingCall* call = notified_.first()) {
+    if (call->is_queued()) queue_.Leave(*call);
+    if (call->has_ended_ != 0) ended_.Remove(*call);
+    RemoveNotified(*call);
+  }
+}
 
 void WaitingCalls::CountWait(const WaitingCall& call, Tick now) {
   state_.stats.wait_times.Add(now - call.since());
@@ -61,34 +74,37 @@ std::vector<CycleStep> WaitingCalls::FindCycle(const WaitingCall& call,
     }
     see(key.state());
   };
-  std::vector<CycleStep> cycle = turnstile::FindCycle(queue_, call, older_waits, now, show);
+  const auto is_leaving = [&](const WaitQueue::Waiter& wait) {
+    return IsOrphan(static_cast<const WaitingCall&>(wait)) ||
+           std::find(older_waits.begin(), older_waits.end(), &wait) != older_waits.end();
+  };
+  std::vector<CycleStep> cycle = turnstile::FindCycle(queue_, call, is_leaving, now, show);
   if (unsure) cycle.clear();
   return cycle;
 }
 
 ParkResult WaitingCalls::Park(const OpenKeys& keys, std::span<const LockView> views,
-                              const AcquireRequest& request, std::optional<uint64_t> session,
-                              Host::ParkableCaller caller, const Now& now) {
+                              const AcquireRequest& request, const Host::ParkableCaller& caller,
+                              const Now& now) {
   using Kind = ParkResult::Kind;
   const Instant moment = now.moment();
   std::vector<LockName> locks;
   locks.reserve(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) locks.push_back(keys[i].name());
   const std::vector<WaitQueue::Waiter*> older_waits = queue_.FindWaiters(locks, request.owner);
-  if (older_waits.empty()) {
-    const size_t per_user = state_.settings.max_waiters_per_user;
-    const auto of_user = waiting_by_user_.find(caller.user);
-    if (per_user > 0 && of_user != waiting_by_user_.end() && of_user->second >= per_user) {
-      return {Kind::kUserWaitLimit, per_user};
-    }
-    const size_t all = state_.settings.max_waiters;
-    if (queue_.size() >= all) return {Kind::kWaitLimit, all};
+  const bool takes_over = older_waits.size() == 1 && !IsOrphan(CallOf(*older_waits.front())) &&
+                          WaitQueue::WaitsFor(*older_waits.front(), locks, request.mode);
+  if (!takes_over && IsLineFull(locks, request, older_waits)) return {Kind::kLineFull};
+  if (auto limit = FindLimit(request, locks.size(), caller.user, older_waits); limit.has_value()) {
+    return *std::move(limit);
   }
 
-  auto call = std::make_unique<WaitingCall>(request, now, std::move(caller), session);
+  auto call =
+      std::make_unique<WaitingCall>(request, now, caller.connection, CountUser(caller.user));
   WaitQueue::Waiter* older = nullptr;  // whose entries it takes over
-  if (older_waits.size() == 1 && WaitQueue::WaitsFor(*older_waits.front(), locks, request.mode)) {
+  if (takes_over) {
     older = older_waits.front();
+    RememberKey(CallOf(*older));
     // Its queues wake, and what blocks it is found when it is tried. `views` do not show it: in
     // them the older call is ahead too, and its locks may be in another order.
     queue_.TakeOver(*call, *older);
@@ -103,6 +119,7 @@ ParkResult WaitingCalls::Park(const OpenKeys& keys, std::span<const LockView> vi
     } else {
       queue_.TakeOver(*older, *call);
     }
+    UncountUser(call->user());
   };
   // At the end of the only queue there is, it blocks nobody: it holds no lock that is waited for.
   const bool blocks_nobody = older_waits.empty() && queue_.queues() == 1 && keys.size() == 1 &&
@@ -111,42 +128,175 @@ ParkResult WaitingCalls::Park(const OpenKeys& keys, std::span<const LockView> vi
       blocks_nobody ? std::vector<CycleStep>() : FindCycle(*call, older_waits, moment);
   if (!cycle.empty()) {
     ParkResult result{Kind::kDeadlock};
-    for (const auto& [owner, lock] : cycle) {  // views into the queue
-      result.cycle.push_back({std::string(owner.bytes), lock.db, std::string(lock.key)});
+    for (const auto& [name, lock] : cycle) {  // views into the queue
+      result.cycle.push_back({name, lock.db, std::string(lock.key)});
     }
     withdraw();
     return result;
   }
-  if (!host_.Park(*call)) {
+  if (request.notify.has_value()) {
+    size_t first = 0;
+    while (call->lock(first) != locks.front()) ++first;
+    AddNotified(*call, first);
+  } else if (host_.Park(*call)) {
+    blocked_.Append(*call);
+  } else {
     withdraw();
     return {Kind::kCannotWait};
   }
   for (size_t i = 0; i < keys.size(); ++i) {
     if (keys[i].is_plain()) host_.ListenForStringWrites();
   }
-  ++waiting_by_user_[call->user()];
   for (WaitQueue::Waiter* each : older_waits) EndWait(CallOf(*each), WaitEnd::kSuperseded);
-  static_cast<void>(call.release());  // OnReplied destroys it
+  static_cast<void>(call.release());  // Unpark or OnReplied destroys it
   ++state_.stats.waits;
   return {Kind::kWaits};
 }
 
+// The calls of the owner itself do not count: they would end.
+bool WaitingCalls::IsLineFull(std::span<const LockName> locks, const AcquireRequest& request,
+                              std::span<WaitQueue::Waiter* const> older_waits) const {
+  if (request.max_line == 0) return false;
+  return std::any_of(locks.begin(), locks.end(), [&](LockName lock) {
+    const WaitQueue::LockQueue* lock_queue = queue_.Find(lock);
+    if (lock_queue == nullptr) return false;
+    const auto own = std::count_if(
+        older_waits.begin(), older_waits.end(),
+        [lock_queue](const WaitQueue::Waiter* wait) { return wait->IsIn(*lock_queue); });
+    return lock_queue->size() - static_cast<size_t>(own) >= request.max_line;
+  });
+}
+
+std::optional<ParkResult> WaitingCalls::FindLimit(
+    const AcquireRequest& request, size_t places, const std::string& user,
+    std::span<WaitQueue::Waiter* const> older_waits) const {
+  using Kind = ParkResult::Kind;
+  const Settings& settings = state_.settings;
+  // What it replaces.
+  size_t blocked_before = 0;
+  size_t places_before = 0;
+  for (const WaitQueue::Waiter* wait : older_waits) {
+    if (wait->request().notify.has_value()) {
+      places_before += wait->size();
+    } else {
+      ++blocked_before;
+    }
+  }
+  const size_t per_user = settings.max_waiters_per_user;
+  const auto of_user = waiting_by_user_.find(user);
+  if (older_waits.empty() && per_user > 0 && of_user != waiting_by_user_.end() &&
+      of_user->second >= per_user) {
+    return ParkResult{Kind::kUserWaitLimit, per_user};
+  }
+  if (request.notify.has_value()) {
+    if (places > places_before && places_ - places_before + places > settings.max_queued) {
+      return ParkResult{Kind::kQueueLimit, settings.max_queued};
+    }
+  } else if (blocked_before == 0 && blocked() >= settings.max_waiters) {
+    return ParkResult{Kind::kWaitLimit, settings.max_waiters};
+  }
+  return std::nullopt;
+}
+
+const std::string& WaitingCalls::CountUser(const std::string& user) {
+  auto& [name, count] = *waiting_by_user_.try_emplace(user).first;
+  ++count;
+  return name;
+}
+
+void WaitingCalls::UncountUser(const std::string& user) {
+  const auto of_user = waiting_by_user_.find(user);
+  if (TURNSTILE_CHECK(of_user != waiting_by_user_.end()) && --of_user->second == 0) {
+    waiting_by_user_.erase(of_user);
+  }
+}
+
+void WaitingCalls::AddNotified(WaitingCall& call, size_t first) {
+  call.first_ = first & 0x7f;  // at most kMaxAlso
+  call.term_ = term_;
+  call.places_ = static_cast<uint8_t>(call.size());
+  places_ += call.places_;
+  notified_.Append(call);
+  if (call.session().has_value()) {
+    of_connections_[*call.session()].Append(call);
+    host_.WatchConnections();
+  }
+  host_.WatchKeys();
+  host_.RunSoon();
+}
+
+void WaitingCalls::RemoveOfKind(WaitingCall& call) {
+  WaitingCall*& next = call.is_notified() ? next_notified_to_look_at_ : next_blocked_to_look_at_;
+  if (next == &call) next = call.of_kind_.after;
+  (call.is_notified() ? notified_ : blocked_).Remove(call);
+}
+
+// Destroys the call.
+void WaitingCalls::RemoveNotified(WaitingCall& call) {
+  const std::unique_ptr<WaitingCall> ends(&call);
+  UncountUser(call.user());
+  places_ -= call.places_;
+  RemoveOfKind(call);
+  if (!call.session().has_value()) return;
+  const auto of_connection = of_connections_.find(*call.session());
+  if (!TURNSTILE_CHECK(of_connection != of_connections_.end())) return;
+  of_connection->second.Remove(call);
+  if (of_connection->second.empty()) of_connections_.erase(of_connection);
+}
+
+size_t WaitingCalls::Publish(const WaitingCall& call, WaitAnswer answer, std::string_view key) {
+  return host_.Publish(
+      {.to = *call.request().notify, .user = call.user(), .key = key, .what = std::move(answer)});
+}
+
+void WaitingCalls::RememberKey(WaitingCall& call) {
+  if (call.is_notified()) call.ending().key = call.lock(call.first_).key;
+}
+
+void WaitingCalls::Leave(WaitingCall& call, WaitQueue::LeaveReason why) {
+  if (!call.is_queued()) return;
+  RememberKey(call);
+  queue_.Leave(call, why);
+}
+
 // Ends the wait. The caller is answered in RunDueWork.
 void WaitingCalls::EndWait(WaitingCall& call, WaitAnswer answer) {
-  if (call.is_queued()) queue_.Leave(call);
-  call.answer_ = std::move(answer);
-  call.has_ended_ = true;
+  Leave(call);
+  call.ending().answer = std::move(answer);
+  call.has_ended_ = 1;
   ended_.Append(call);
 }
 
 std::vector<bool> WaitingCalls::CancelWaits(std::span<const LockName> locks, Owner owner) {
   std::vector<bool> waited(locks.size());
-  for (WaitQueue::Waiter* wait : queue_.FindWaiters(locks, owner)) {
-    for (size_t i = 0; i < locks.size(); ++i) waited[i] = waited[i] || wait->WaitsFor(locks[i]);
+  const std::vector<WaitQueue::Waiter*> waits = queue_.FindWaiters(locks, owner);
+  for (size_t i = 0; i < locks.size() && !waits.empty(); ++i) {
+    const WaitQueue::LockQueue* lock_queue = queue_.Find(locks[i]);
+    waited[i] = lock_queue != nullptr && std::any_of(waits.begin(), waits.end(),
+                                                     [lock_queue](const WaitQueue::Waiter* wait) {
+                                                       return wait->IsIn(*lock_queue);
+                                                     });
+  }
+  for (WaitQueue::Waiter* wait : waits) {
     ++state_.stats.waits_cancelled;
     EndWait(CallOf(*wait), WaitEnd::kCancelled);
   }
   return waited;
+}
+
+// The earlier call has ended in this pass of the event loop, shortly before: it is among the last.
+// A request can supersede as many calls as it has keys.
+void WaitingCalls::Retract(const NotifyTarget& target) {
+  constexpr int kMostLookedAt = 128;
+  WaitingCall* call = ended_.last();
+  for (int looked_at = 0; call != nullptr && looked_at < kMostLookedAt; ++looked_at) {
+    WaitingCall* const before = call->link_.before;
+    if (call->request().notify == target) {
+      ended_.Remove(*call);
+      RemoveNotified(*call);
+    }
+    call = before;
+  }
 }
 
 void WaitingCalls::ConfirmGrants(LockName lock, Owner owner, Token token) {
@@ -157,51 +307,101 @@ void WaitingCalls::ConfirmGrants(LockName lock, Owner owner, Token token) {
 }
 
 Due WaitingCalls::NextDue() const {
-  if (!ended_.empty() || has_undelivered()) return Due::AtOnce();
+  if (has_ended() || has_undelivered()) return Due::AtOnce();
   if (!awaits_grace_end_ || queue_.empty()) return queue_.NextDue();
   const std::optional<Instant> end = state_.tokens.GraceEnd();
   return Earlier(queue_.NextDue(), end.has_value() ? Due::At(*end + Millis{1}) : Due::AtOnce());
 }
 
-// Removes the call from all state here. From now on only the host uses `call`.
-void WaitingCalls::Unpark(WaitingCall& call) {
-  if (call.is_queued()) queue_.Leave(call);
-  if (std::exchange(call.has_ended_, false)) ended_.Remove(call);
-  const auto of_user = waiting_by_user_.find(call.user());
-  if (TURNSTILE_CHECK(of_user != waiting_by_user_.end()) && --of_user->second == 0) {
-    waiting_by_user_.erase(of_user);
+// Removes the call from all state here and answers it. From now on only the host uses `call`, or
+// nobody.
+size_t WaitingCalls::Unpark(WaitingCall& call) {
+  Leave(call);
+  if (call.has_ended_ != 0) ended_.Remove(call);
+  call.has_ended_ = 0;
+  if (!call.is_notified()) {
+    UncountUser(call.user());
+    RemoveOfKind(call);
+    call.ending();
+    host_.Answer(call);
+    return 0;
   }
-  host_.Answer(call);
+  // A grant was published before it was carried out.
+  WaitAnswer& answer = call.ending().answer;
+  const bool is_told = std::holds_alternative<Token>(answer);
+  const size_t receivers = is_told ? 0 : Publish(call, std::move(answer), call.ending().key);
+  RemoveNotified(call);
+  return CostOfReceivers(receivers);
 }
 
-void WaitingCalls::AnswerWith(WaitingCall& call, WaitAnswer answer, WaitQueue::LeaveReason why) {
-  call.answer_ = std::move(answer);
-  if (call.is_queued()) queue_.Leave(call, why);
-  Unpark(call);
+size_t WaitingCalls::AnswerWith(WaitingCall& call, WaitAnswer answer, WaitQueue::LeaveReason why) {
+  call.ending().answer = std::move(answer);
+  Leave(call, why);
+  return Unpark(call);
+}
+
+bool WaitingCalls::IsOrphan(const WaitingCall& call) const {
+  if (!call.is_notified()) return false;
+  return call.term_ != term_ ||
+         (!closed_.empty() && call.request().session && closed_.contains(call.client_id()));
 }
 
 // --- In RunDueWork ------------------------------------------------------------------------------
 
-void WaitingCalls::TimeOut(Tick now, Budget& budget) {
-  while (WaitingCall* call = ended_.first()) {
-    if (budget.spent()) return;
-    budget.Spend(2);
-    Unpark(*call);
+void WaitingCalls::EndOrphans(Budget& budget) {
+  while (HasFormerTerm() && !budget.spent()) {
+    WaitingCall& call = *notified_.first();
+    budget.Spend(kCostOfAnswer + call.size() / 4);
+    budget.Spend(AnswerWith(call, WaitEnd::kDemoted));
   }
-  while (WaitQueue::Waiter* waiter = queue_.FirstTimedOut(now)) {
-    if (budget.spent()) return;
-    budget.Spend(2 + waiter->size() / 4);
-    WaitingCall& call = CallOf(*waiter);
-    ++state_.stats.wait_timeouts;
-    CountWait(call, now);
-    AnswerWith(call, std::monostate{});
+  while (!closed_.empty() && !budget.spent()) {
+    const auto of_connection = of_connections_.find(*closed_.begin());
+    if (of_connection == of_connections_.end()) {
+      closed_.erase(closed_.begin());
+      continue;
+    }
+    WaitingCall& call = *of_connection->second.first();
+    budget.Spend(kCostOfAnswer + call.size() / 4);
+    budget.Spend(AnswerWith(call, WaitEnd::kDisconnected));
   }
 }
 
-void WaitingCalls::EndWaitsForLostSlots() {
-  for (WaitQueue::Waiter* waiter : queue_.Waiters()) {
-    auto refusal = host_.SlotRefusal(waiter->lock(0));
-    if (refusal.has_value()) EndWait(CallOf(*waiter), std::move(*refusal));
+void WaitingCalls::TimeOut(Tick now, Budget& budget) {
+  EndOrphans(budget);
+  while (WaitingCall* call = ended_.first()) {
+    if (budget.spent()) return;
+    budget.Spend(kCostOfAnswer);
+    budget.Spend(Unpark(*call));
+  }
+  while (WaitQueue::Waiter* waiter = queue_.FirstTimedOut(now)) {
+    if (budget.spent()) return;
+    budget.Spend(kCostOfAnswer + waiter->size() / 4);
+    WaitingCall& call = CallOf(*waiter);
+    ++state_.stats.wait_timeouts;
+    CountWait(call, now);
+    budget.Spend(AnswerWith(call, std::monostate{}));
+  }
+}
+
+void WaitingCalls::LookForLostSlots() {
+  next_blocked_to_look_at_ = blocked_.first();
+  next_notified_to_look_at_ = notified_.first();
+}
+
+void WaitingCalls::EndWaitsForLostSlots(Budget& budget) {
+  constexpr size_t kLooksPerUnit = 4;
+  size_t looks = 0;
+  for (WaitingCall** next : {&next_blocked_to_look_at_, &next_notified_to_look_at_}) {
+    while (*next != nullptr && !budget.spent()) {
+      WaitingCall& call = **next;
+      *next = call.of_kind_.after;
+      if (++looks % kLooksPerUnit == 0) budget.Spend(1);
+      if (!call.is_queued()) continue;
+      auto refusal = host_.SlotRefusal(call.lock(0));
+      if (!refusal.has_value()) continue;
+      budget.Spend(kCostOfAnswer / 2 + call.size());
+      EndWait(call, std::move(*refusal));
+    }
   }
 }
 
@@ -220,6 +420,9 @@ void WaitingCalls::GrantWaiters(const Now& now, Budget& budget) {
     awaits_grace_end_ = false;
     queue_.WakeAll(std::nullopt);
   }
+  // All locks whose time has come wake before anybody is tried, so that arrival decides.
+  constexpr size_t kWakesPerUnit = 2;
+  while (!budget.spent() && queue_.WakeDue(moment, kWakesPerUnit) > 0) budget.Spend(1);
   while (!budget.spent()) {
     WaitQueue::Waiter* waiter = queue_.NextToTry(moment);
     if (waiter == nullptr) return;
@@ -247,21 +450,22 @@ bool WaitingCalls::IsStillBlocked(WaitingCall& call, Instant now) {
 
 size_t WaitingCalls::TryGrant(WaitingCall& call, const Now& now) {
   const Instant moment = now.moment();
-  const size_t cost_of_try = 2 * call.size();
+  size_t cost_of_try = 2 * call.size();
   const size_t cost_of_grant = 10 + 6 * call.size();
   std::vector<KeyName> names;
   names.reserve(call.size());
   for (size_t i = 0; i < call.size(); ++i) names.push_back({.lock = call.lock(i)});
   OpenKeys keys(host_, names, Access::kInspect);
   if (keys.any_wrong_type()) {
-    AnswerWith(call, WaitEnd::kWrongType);
-    return cost_of_try;
+    return cost_of_try + AnswerWith(call, WaitEnd::kWrongType);
   }
   for (size_t i = 0; i < keys.size(); ++i) writer_.RemoveOverdue(keys[i], moment);
 
   const LockViews views(keys, [&](size_t index, const OpenKey& key, const KeyState& /*state*/) {
     if (key.is_plain()) host_.ListenForStringWrites();
-    return call.AheadOf(index);
+    const WaitersAhead ahead = call.AheadOf(index);
+    cost_of_try += ahead.size / kEntriesPerUnit;
+    return ahead;
   });
   const TokenClock& clock = state_.tokens.Issuing(now.wall);
   const Admission admission =
@@ -270,22 +474,26 @@ size_t WaitingCalls::TryGrant(WaitingCall& call, const Now& now) {
     Block(call, views.get(), moment);
     return cost_of_try;
   }
-  if (!admission.granted()) {
-    AnswerWith(call, admission.outcome);
-    return cost_of_try;
-  }
+  if (!admission.granted()) return cost_of_try + AnswerWith(call, admission.outcome);
   for (size_t i = 0; i < keys.size(); ++i) {
     if (auto refusal = host_.GrantRefusal(call, keys[i].content()); refusal.has_value()) {
-      AnswerWith(call, std::move(*refusal));
-      return cost_of_grant;
+      return cost_of_grant + AnswerWith(call, std::move(*refusal));
     }
   }
   if (!TURNSTILE_CHECK(IsSafeGrant(views.get(), call.request(), admission, moment))) {
-    AnswerWith(call, std::monostate{});
-    return cost_of_grant;
+    return cost_of_grant + AnswerWith(call, std::monostate{});
+  }
+  size_t receivers = 0;
+  if (call.is_notified()) {
+    receivers = Publish(call, admission.token, call.lock(call.first_).key);
+    if (receivers == 0) {
+      ++state_.stats.undelivered;
+      AnswerWith(call, admission.token);
+      return cost_of_grant;
+    }
   }
   Grant(call, keys, views.get(), admission, now);
-  return cost_of_grant;
+  return cost_of_grant + CostOfReceivers(receivers);
 }
 
 void WaitingCalls::Grant(WaitingCall& call, OpenKeys& keys, std::span<const LockView> views,
@@ -294,18 +502,21 @@ void WaitingCalls::Grant(WaitingCall& call, OpenKeys& keys, std::span<const Lock
   const Instant moment = now.moment();
   // A hold that the owner had already, which can happen after SWAPDB or RENAME, must not be taken
   // back.
-  if (admission.is_new()) {
-    call.grant_ = std::make_unique<UnconfirmedGrant>(
+  if (admission.is_new() && !call.is_notified()) {
+    auto& grant = call.ending().grant;
+    grant = std::make_unique<UnconfirmedGrant>(
         UnconfirmedGrant{.db = call.lock(0).db,
                          .owner = std::string(request.owner.bytes),
                          .token = admission.token,
                          .upgraded = HoldToUpgrade(views.front().state, request, moment),
                          .bound_to = state_.sessions.BoundTo(call.lock(0), request.owner)});
-    for (size_t i = 0; i < keys.size(); ++i) call.grant_->keys.emplace_back(call.lock(i).key);
-    in_flight_.Append(*call.grant_);
+    if (grant->upgraded.has_value()) grant->tag = grant->upgraded->tag;
+    for (size_t i = 0; i < keys.size(); ++i) grant->keys.emplace_back(call.lock(i).key);
+    in_flight_.Append(*grant);
   }
   for (size_t i = 0; i < keys.size(); ++i) {
-    writer_.ExecuteGrant(keys[i], request, admission.token, moment, call.session(), Via::kDeferred);
+    writer_.ExecuteGrant(keys[i], request, admission.token, moment, call.session(), call.user(),
+                         Via::kDeferred);
   }
   ++(admission.is_new() ? state_.stats.acquired_after_wait : state_.stats.reacquired);
   CountWait(call, now.tick());
@@ -317,7 +528,10 @@ void WaitingCalls::Grant(WaitingCall& call, OpenKeys& keys, std::span<const Lock
 void WaitingCalls::TakeBack(const UnconfirmedGrant& grant, Instant now) {
   const Owner owner{grant.owner};
   std::optional<Hold> upgraded = grant.upgraded;
-  if (upgraded.has_value()) upgraded->owner = owner;
+  if (upgraded.has_value()) {
+    upgraded->owner = owner;
+    upgraded->tag = grant.tag;
+  }
   for (const std::string& lock : grant.keys) {
     OpenKey key(host_, {.lock = {grant.db, lock}}, Access::kWrite);
     const Decision decision = DecideTakeBack(key.state(), owner, grant.token, upgraded, now);
@@ -325,7 +539,7 @@ void WaitingCalls::TakeBack(const UnconfirmedGrant& grant, Instant now) {
     writer_.Execute(key, *decision.change, now, Via::kDeferred);
     const bool is_shared_again = std::holds_alternative<HoldSet>(*decision.change);
     if (!is_shared_again) continue;
-    writer_.Bind(key.name(), owner, grant.bound_to);
+    writer_.BindSession(key.name(), owner, grant.bound_to);
     // Its connection may have closed meanwhile, and that will not be reported again.
     if (grant.bound_to.has_value() && !host_.IsConnected(*grant.bound_to)) {
       state_.sessions.Close(*grant.bound_to);
@@ -336,7 +550,7 @@ void WaitingCalls::TakeBack(const UnconfirmedGrant& grant, Instant now) {
 // --- Reports of the host ------------------------------------------------------------------------
 
 void WaitingCalls::OnUnblocked(WaitingCall& call, bool timed_out, Tick now) {
-  if (timed_out && !call.has_ended_) {
+  if (timed_out && call.has_ended_ == 0) {
     ++state_.stats.wait_timeouts;
     CountWait(call, now);
   }
@@ -345,14 +559,22 @@ void WaitingCalls::OnUnblocked(WaitingCall& call, bool timed_out, Tick now) {
 
 void WaitingCalls::OnReplied(WaitingCall* call, bool delivered) {
   const std::unique_ptr<WaitingCall> ends(call);
-  if (call->grant_ == nullptr) return;
-  in_flight_.Remove(*call->grant_);
-  if (delivered || call->grant_->confirmed) return;
-  to_take_back_.push_back(std::move(call->grant_));
+  std::unique_ptr<UnconfirmedGrant>& grant = call->ending().grant;
+  if (grant == nullptr) return;
+  in_flight_.Remove(*grant);
+  if (delivered || grant->confirmed) return;
+  to_take_back_.push_back(std::move(grant));
   host_.WakeEventLoop();
 }
 
+bool WaitingCalls::OnDisconnected(uint64_t connection) {
+  if (!of_connections_.contains(connection)) return false;
+  closed_.insert(connection);
+  return true;
+}
+
 void WaitingCalls::OnDemoted() {
+  ++term_;
   to_take_back_.clear();
   // Grants that may yet turn out to be undelivered are not taken back either: from now on another
   // primary may inform the owner.

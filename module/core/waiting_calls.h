@@ -1,10 +1,12 @@
 // Calls that wait: parked, granted, timed out or disconnected.
 //
-// The host blocks the caller; its entries are in the WaitQueue. Everything that may allow a grant
-// only wakes a queue and opens no key: inside a server event that could remove an expired key, and
-// replicate the removal in the wrong order or into the wrong database. All answers to waiting
-// callers are sent in Engine::RunDueWork, just before the event loop sleeps. There a write is
-// replicated in the right order, and on 7.0 no command can run between the answer and its delivery.
+// The host blocks the caller, unless the request names a channel: then the caller goes on, and the
+// answer is published there. The call's entries are in the WaitQueue. Everything that may allow a
+// grant only wakes a queue and opens no key: inside a server event that could remove an expired
+// key, and replicate the removal in the wrong order or into the wrong database. All answers to
+// waiting callers are sent in Engine::RunDueWork, just before the event loop sleeps. There a write
+// is replicated in the right order, and on 7.0 no command can run between the answer and its
+// delivery.
 //
 // Rejected: blocking on keys (RM_BlockClientOnKeys). Servers do not wake such clients when the key
 // is removed, or wake all of them, and a lost grant could not be distinguished from a delivered
@@ -18,10 +20,10 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
-#include <variant>
 #include <vector>
 
 #include "core/budget.h"
@@ -35,24 +37,14 @@
 
 namespace turnstile {
 
-// Why a wait ended that was neither granted nor timed out.
-enum class WaitEnd {
-  kSuperseded,  // a newer call of the same owner took over its entries
-  kCancelled,   // a LOCK.RELEASE of the same owner
-  kWrongType,   // a key now holds another type
-};
-
-// The answer to a waiting call: nothing (it timed out), a token, why the request cannot be granted,
-// how the wait ended, or an error of the server.
-using WaitAnswer = std::variant<std::monostate, Token, Outcome, WaitEnd, std::string>;
-
 // Holds granted to a call whose caller may not have received the reply.
 struct UnconfirmedGrant {
   int db;
   std::vector<std::string> keys;
   std::string owner;
   Token token;
-  std::optional<Hold> upgraded;      // the shared hold that was upgraded; its owner is `owner`
+  std::optional<Hold> upgraded;      // the shared hold that was upgraded; its owner is `owner`,
+  std::string tag;                   // and its tag this
   std::optional<uint64_t> bound_to;  // the connection that the upgraded hold was bound to
   bool confirmed = false;            // by another call, or it can no longer be taken back
   Link<UnconfirmedGrant> link;
@@ -60,16 +52,30 @@ struct UnconfirmedGrant {
   bool IsFor(LockName lock, Owner to, Token under) const;
 };
 
-// A call that waits. Exists until the host no longer needs it (Engine::OnReplied).
+// A call that waits. One that blocks its client exists until the host no longer needs it
+// (Engine::OnReplied), one that is notified until its answer is published.
 class WaitingCall : public WaitQueue::Waiter {
- public:
-  WaitingCall(const AcquireRequest& request, const Now& now, Host::ParkableCaller caller,
-              std::optional<uint64_t> session_connection);
+ private:
+  // These fit into what is left of the last word of Waiter. The first three are of calls that are
+  // notified.
+  uint8_t places_ = 0;         // how many it counts for
+  uint8_t term_ = 0;           // WaitingCalls::term_ when it began
+  uint8_t first_ : 7 = 0;      // the index of the lock that the call named first
+  uint8_t has_ended_ : 1 = 0;  // whether it is in WaitingCalls::ended_
 
-  const std::string& user() const { return user_; }
+ public:
+  // `connection`: of the caller; zero if the wait is not bound to any. `user` must outlive it.
+  WaitingCall(const AcquireRequest& request, const Now& now, uint64_t connection,
+              const std::string& user);
+
+  const std::string& user() const { return *user_; }
+  bool is_notified() const { return request().notify.has_value(); }
   // The connection to bind the hold to.
-  std::optional<uint64_t> session() const { return session_; }
-  const WaitAnswer& answer() const { return answer_; }
+  std::optional<uint64_t> session() const {
+    return request().session ? std::optional(client_id()) : std::nullopt;
+  }
+  // Requires that the wait has ended.
+  const WaitAnswer& answer() const { return ending_->answer; }
 
   // For the host's own use.
   void* handle = nullptr;
@@ -77,22 +83,41 @@ class WaitingCall : public WaitQueue::Waiter {
  private:
   friend class WaitingCalls;
 
-  std::optional<uint64_t> session_;
-  std::string user_;
-  WaitAnswer answer_;
-  std::unique_ptr<UnconfirmedGrant> grant_;
-  bool has_ended_ = false;  // in WaitingCalls::ended_
+  // What is needed when the wait ends.
+  struct Ending {
+    WaitAnswer answer;
+    std::string key;  // that the message names, if the call is notified
+    std::unique_ptr<UnconfirmedGrant> grant;
+  };
+  Ending& ending() {
+    if (ending_ == nullptr) ending_ = std::make_unique<Ending>();
+    return *ending_;
+  }
+
+  const std::string* user_;
+  std::unique_ptr<Ending> ending_;
   Link<WaitingCall> link_;
+
+  Link<WaitingCall> of_kind_;        // among those that are notified, or those that are not
+  Link<WaitingCall> of_connection_;  // of one that is notified
 };
 
 // Whether a call waits, or why it may not.
 struct ParkResult {
-  enum class Kind { kWaits, kWaitLimit, kUserWaitLimit, kCannotWait, kDeadlock };
+  enum class Kind {
+    kWaits,
+    kLineFull,
+    kWaitLimit,
+    kUserWaitLimit,
+    kQueueLimit,
+    kCannotWait,
+    kDeadlock
+  };
   Kind kind;
   size_t limit = 0;
 
   struct Step {
-    std::string owner;
+    std::string name;  // the tag of the wait, or else its owner
     int db;
     std::string key;
   };
@@ -103,23 +128,33 @@ class WaitingCalls {
  public:
   WaitingCalls(EngineState& state, Writer& writer)
       : state_(state), host_(state.host), queue_(state.queue), writer_(writer) {}
+  ~WaitingCalls();
   WaitingCalls(const WaitingCalls&) = delete;
   WaitingCalls& operator=(const WaitingCalls&) = delete;
 
   bool empty() const { return queue_.empty(); }
+  // The number of calls that block their clients; and the number of entries of those that do not.
+  size_t blocked() const { return blocked_.size(); }
+  size_t places() const { return places_; }
+  // Whether any wait ends with its connection.
+  bool has_sessions() const { return !of_connections_.empty(); }
 
   // The waiters that would be ahead of a new request for the lock.
   WaitersAhead AheadOfNewcomer(LockName lock, const KeyState& key_state,
                                const AcquireRequest& request, Instant now) const;
 
-  // Makes the running call wait for the locks in `keys`, for which its request found `views`.
+  // Makes the running call wait for the locks in `keys`, for which its request found `views`. If it
+  // is to be notified, its caller is not blocked.
   ParkResult Park(const OpenKeys& keys, std::span<const LockView> views,
-                  const AcquireRequest& request, std::optional<uint64_t> session,
-                  Host::ParkableCaller caller, const Now& now);
+                  const AcquireRequest& request, const Host::ParkableCaller& caller,
+                  const Now& now);
 
   // Ends the owner's waits for any of `locks`, in all their queues. Their callers are answered in
   // the next pass of the event loop. Returns for each lock whether the owner was waiting for it.
   std::vector<bool> CancelWaits(std::span<const LockName> locks, Owner owner);
+
+  // A call was answered under this id: nothing is published of an earlier one that used it.
+  void Retract(const NotifyTarget& target);
 
   // Whether there is a grant that may not have reached its caller yet.
   bool has_unconfirmed() const { return !in_flight_.empty() || !to_take_back_.empty(); }
@@ -129,14 +164,17 @@ class WaitingCalls {
 
   // --- In RunDueWork
 
-  // Answers calls that have timed out, were superseded or were cancelled. Writes nothing.
+  // Answers calls that have timed out, were superseded or were cancelled, or whose connection or
+  // server is not what it was. Writes nothing.
   void TimeOut(Tick now, Budget& budget);
   // Takes back grants that were not delivered. Requires that this server may write.
   void TakeBackUndelivered(Instant now, Budget& budget);
   // Grants free locks to waiters. Requires that this server may write.
   void GrantWaiters(const Now& now, Budget& budget);
-  // Ends waits for locks whose slots are no longer served here. They are answered by TimeOut.
-  void EndWaitsForLostSlots();
+  // Slots may have been lost: looks at all waits, and ends those for locks that are no longer
+  // served here. They are answered by TimeOut.
+  void LookForLostSlots();
+  void EndWaitsForLostSlots(Budget& budget);
 
   // --- Reports of the host
 
@@ -146,7 +184,10 @@ class WaitingCalls {
   void OnUnblocked(WaitingCall& call, bool timed_out, Tick now);
   // The host no longer needs the call. Destroys it.
   void OnReplied(WaitingCall* call, bool delivered);
-  // This server was demoted: pending work no longer concerns it.
+  // The connection closed: the waits that are bound to it end. Returns whether there are any.
+  bool OnDisconnected(uint64_t connection);
+  // This server was demoted: pending work no longer concerns it. The host ends the waits of those
+  // that it has blocked; the others end in TimeOut.
   void OnDemoted();
   // This server is a primary again. Calls that are still waiting (Valkey 9 unblocks waiters only
   // when another server has taken over) are tried again.
@@ -155,19 +196,54 @@ class WaitingCalls {
   // When RunDueWork will have work for waiting calls, other than time-outs.
   Due NextDue() const;
   bool has_undelivered() const { return !to_take_back_.empty(); }
-  // Whether some wait has ended and its caller is not answered yet.
-  bool has_ended() const { return !ended_.empty(); }
+  // Whether some wait has ended and its caller is not answered yet, or may have with its slot.
+  bool has_ended() const {
+    return !ended_.empty() || !closed_.empty() || HasFormerTerm() || LooksForLostSlots();
+  }
 
  private:
+  using OfConnection = IntrusiveList<WaitingCall, &WaitingCall::of_connection_>;
+
   static WaitingCall& CallOf(WaitQueue::Waiter& waiter) {
     return static_cast<WaitingCall&>(waiter);
   }
 
+  // The calls that block their clients, or those that are notified; in order of arrival.
+  using OfKind = IntrusiveList<WaitingCall, &WaitingCall::of_kind_>;
+
+  bool LooksForLostSlots() const {
+    return next_blocked_to_look_at_ != nullptr || next_notified_to_look_at_ != nullptr;
+  }
+  // Whoever goes is not looked at any more.
+  void RemoveOfKind(WaitingCall& call);
+  // Whether a call is left that began before this server was last demoted.
+  bool HasFormerTerm() const { return !notified_.empty() && notified_.first()->term_ != term_; }
+  bool IsLineFull(std::span<const LockName> locks, const AcquireRequest& request,
+                  std::span<WaitQueue::Waiter* const> older_waits) const;
+  // Why one more call may not wait, if it may not.
+  std::optional<ParkResult> FindLimit(const AcquireRequest& request, size_t places,
+                                      const std::string& user,
+                                      std::span<WaitQueue::Waiter* const> older_waits) const;
   void CountWait(const WaitingCall& call, Tick now);
+  // Must be called before a call leaves its queues: its answer names the key.
+  static void RememberKey(WaitingCall& call);
+  void Leave(WaitingCall& call, WaitQueue::LeaveReason why = WaitQueue::LeaveReason::kGone);
+  // Adds a call that is notified to all state here, and takes it out again.
+  void AddNotified(WaitingCall& call, size_t first);
+  void RemoveNotified(WaitingCall& call);
+  // Counts a call of a user. Returns the name that the call keeps.
+  const std::string& CountUser(const std::string& user);
+  void UncountUser(const std::string& user);
+  // Publishes what a notified call is answered. Returns how many received it.
+  size_t Publish(const WaitingCall& call, WaitAnswer answer, std::string_view key);
+  // A call whose connection has closed, or of a former term. EndOrphans ends these.
+  bool IsOrphan(const WaitingCall& call) const;
+  void EndOrphans(Budget& budget);
   void EndWait(WaitingCall& call, WaitAnswer answer);
-  void AnswerWith(WaitingCall& call, WaitAnswer answer,
-                  WaitQueue::LeaveReason why = WaitQueue::LeaveReason::kGone);
-  void Unpark(WaitingCall& call);
+  // These return what the message to many clients costs, if there is one.
+  size_t AnswerWith(WaitingCall& call, WaitAnswer answer,
+                    WaitQueue::LeaveReason why = WaitQueue::LeaveReason::kGone);
+  size_t Unpark(WaitingCall& call);
   // Records in the queue what blocks `call`, which must be queued.
   void Block(WaitingCall& call, std::span<const LockView> views, Instant now);
   std::vector<CycleStep> FindCycle(const WaitingCall& call,
@@ -184,6 +260,14 @@ class WaitingCalls {
   WaitQueue& queue_;
   Writer& writer_;
   std::unordered_map<std::string, size_t> waiting_by_user_;
+  OfKind blocked_;
+  size_t places_ = 0;
+  uint8_t term_ = 0;  // changes with each demotion
+  OfKind notified_;
+  WaitingCall* next_blocked_to_look_at_ = nullptr;
+  WaitingCall* next_notified_to_look_at_ = nullptr;
+  std::unordered_map<uint64_t, OfConnection> of_connections_;  // those that end with theirs
+  std::set<uint64_t> closed_;                                  // connections with such calls
   // Calls that have left the queue and have an answer, which is sent in RunDueWork.
   IntrusiveList<WaitingCall, &WaitingCall::link_> ended_;
   IntrusiveList<UnconfirmedGrant, &UnconfirmedGrant::link>

@@ -11,9 +11,9 @@ void Writer::Set(OpenKey& key, const HoldSet& held, std::optional<Instant> now) 
   const Lock* lock = key.lock();
   const LockName name = key.name();
   if (!state_.sessions.empty() && Replaces(lock, held)) state_.sessions.UnbindAll(name);
-  const HoldSetEvents events = EventsOf(lock, held);
+  const HoldSetEvents events = EventsOf(lock, held, now);
   // First, because the owners are views into the lock.
-  if (!events.lost.empty()) state_.reporter.OnLost(key, events.lost, now);
+  if (!events.lost.empty()) ReportLost(key, events.lost, now);
   // A plain lock may also become a shared one.
   const bool same_mode = lock != nullptr && lock->mode() == held.mode;
   if (lock == nullptr) state_.names.Add(name.key);
@@ -22,7 +22,22 @@ void Writer::Set(OpenKey& key, const HoldSet& held, std::optional<Instant> now) 
   state_.tokens.Observe(held.hold.token);
   NoteHoldEnd(name, held.hold.blocks_until());
   if (!same_mode) LockChanged(name);
+  if (!state_.channels.empty()) {
+    state_.channels.Renew(name, held.hold);
+    PublishSoon();
+  }
   if (events.event.has_value()) state_.reporter.Emit(key, *events.event);
+}
+
+void Writer::ReportLost(OpenKey& key, const std::vector<LostHold>& lost,
+                        std::optional<Instant> now) {
+  state_.reporter.OnLost(key, lost, now);
+  if (state_.channels.empty()) return;
+  for (const auto& [hold, how] : lost) {
+    // The hold before an upgrade that is taken back goes on.
+    if (how != Loss::kUndelivered) state_.channels.Lose(key.name(), hold.owner, how);
+  }
+  PublishSoon();
 }
 
 // Applies a fact that may remove holds. If the key is deleted, OnKeyRemoved wakes the queue.
@@ -73,7 +88,12 @@ void Writer::Release(OpenKey& key, const HoldReleased& released, std::optional<I
 void Writer::End(OpenKey& key, const HoldEnded& ended, std::optional<Instant> now) {
   if (!TURNSTILE_CHECK(key.lock() != nullptr)) return;
   if (const auto hold = key.lock()->Find(ended.owner); hold.has_value()) {
-    state_.reporter.OnLost(key, HoldsLostWith(*hold, ended.how), now);
+    ReportLost(key, HoldsLostWith(*hold, ended.how), now);
+    // A grant is taken back whose owner was bound to a channel before: by a hold that has ended.
+    if (ended.how == Loss::kUndelivered && !state_.channels.empty()) {
+      state_.channels.Lose(key.name(), ended.owner, Loss::kExpired);
+      PublishSoon();
+    }
   }
   RemoveHold(key, ended);
 }
@@ -82,7 +102,7 @@ void Writer::Expire(OpenKey& key, const HoldsExpired& expired, std::optional<Ins
   if (!TURNSTILE_CHECK(key.lock() != nullptr)) return;
   const Lock& lock = *key.lock();
   if (!Overdue(key.lock(), expired.before).has_value()) return;
-  state_.reporter.OnLost(key, HoldsLostWith(lock, expired), now);
+  ReportLost(key, HoldsLostWith(lock, expired), now);
   if (lock.size() > 1) {
     LockChanged(key.name());
     for (const Hold& hold : lock.holds(Lock::Order::kByBlocksUntil)) {
@@ -97,7 +117,7 @@ void Writer::EndSessions(OpenKey& key, const SessionsEnded& ended, std::optional
   if (!TURNSTILE_CHECK(key.lock() != nullptr)) return;
   const std::vector<LostHold> lost = HoldsLostWith(*key.lock(), ended);
   if (lost.empty()) return;
-  state_.reporter.OnLost(key, lost, now);
+  ReportLost(key, lost, now);
   if (key.lock()->size() > 1) {
     LockChanged(key.name());
     for (const auto& [hold, how] : lost) {
@@ -115,6 +135,15 @@ void Writer::EndSessions(OpenKey& key, const SessionsEnded& ended, std::optional
 // --- What was decided here ----------------------------------------------------------------------
 
 void Writer::Do(OpenKey& key, const HoldSet& held, Instant now, Via via) {
+  if (!held.hold.tag.empty()) {
+    // The tag may be in the lock.
+    const std::string tag(held.hold.tag);
+    HoldSet tagged = held;
+    tagged.hold.tag = tag;
+    Set(key, tagged, now);
+    host_.Replicate(key.content(), tagged, via, now);
+    return;
+  }
   Set(key, held, now);
   host_.Replicate(key.content(), held, via, now);
 }
@@ -162,15 +191,27 @@ void Writer::Execute(OpenKey& key, const Change& change, Instant now, Via via) {
 }
 
 void Writer::ExecuteGrant(OpenKey& key, const AcquireRequest& request, Token token, Instant now,
-                          std::optional<uint64_t> session, Via via) {
+                          std::optional<uint64_t> session, std::string_view user, Via via) {
   const std::optional<Token> floor = state_.tokens.TakeFloorBefore(token, now);
   // While the floor may not be replicated, the fact of the grant, which is above the floor, takes
   // its place.
   if (floor.has_value() && host_.MayReplicateFloor() && host_.HasReplicationConsumers(now)) {
     host_.ReplicateFloor(*floor);
   }
-  ExecuteFact(key, HoldSetBy(key.state(), request, token, now), now, via);
-  Bind(key.name(), request.owner, session);
+  const LockName name = key.name();
+  if (!request.notify.has_value()) {
+    ExecuteFact(key, HoldSetBy(key.state(), request, token, now), now, via);
+    BindSession(name, request.owner, session);
+    return;
+  }
+  // An owner that asks again for what it was told on this channel does not enter once more.
+  AcquireRequest asked = request;
+  if (state_.channels.IsBoundTo(name, request.owner, *request.notify)) asked.reentrant = false;
+  const HoldSet held = HoldSetBy(key.state(), asked, token, now);
+  ExecuteFact(key, held, now, via);
+  BindSession(name, request.owner, session);
+  state_.channels.Bind(name, held.hold, *request.notify, user);
+  PublishSoon();
 }
 
 void Writer::RemoveOverdue(OpenKey& key, Instant now) {
@@ -200,12 +241,12 @@ void Writer::ApplyReplicated(OpenKey& key, const SessionsEnded& ended) {
 
 // --- Sessions -----------------------------------------------------------------------------------
 
-void Writer::Bind(LockName lock, Owner owner, std::optional<uint64_t> connection) {
+void Writer::BindSession(LockName lock, Owner owner, std::optional<uint64_t> connection) {
   if (connection.has_value()) {
     host_.WatchConnections();
     state_.sessions.Bind(*connection, lock, owner);
-  } else {
-    HoldGone(lock, owner);
+  } else if (!state_.sessions.empty()) {
+    state_.sessions.Unbind(lock, owner);
   }
 }
 
@@ -244,10 +285,15 @@ void Writer::EndClosedSessionOf(OpenKey& key, Owner owner, Instant now) {
 }
 
 void Writer::OnKeyRemoved(LockName name, const Lock& lock, Role role, std::optional<Instant> now) {
-  if (!deleting_ && now.has_value()) {
-    const bool is_primary = role == Role::kPrimary;
-    const bool moves = is_primary && host_.MovesAway(name);
-    state_.reporter.OnRemoved(name, lock, is_primary, moves, *now);
+  const bool is_primary = role == Role::kPrimary;
+  const bool is_loss = !deleting_ && now.has_value();
+  const bool moves = is_loss && is_primary && host_.MovesAway(name);
+  if (is_loss) state_.reporter.OnRemoved(name, lock, is_primary, moves, *now);
+  if (is_loss) {
+    const bool expires = lock.blocks_until() <= *now;
+    if (state_.channels.OnRemoved(name, expires, moves, *now)) PublishSoon();
+  } else {
+    state_.channels.UnbindAll(name);
   }
   last_removed_ = NameFilter::HashOf(name.key);
   state_.names.Remove(*last_removed_);

@@ -25,9 +25,9 @@ class Writer {
   void Execute(OpenKey& key, const Change& change, Instant now, Via via);
 
   // Carries out a granted request on one of its locks. `session`: the connection to bind the hold
-  // to, if any.
+  // to, if any. `user`: who asks, if the request names a channel.
   void ExecuteGrant(OpenKey& key, const AcquireRequest& request, Token token, Instant now,
-                    std::optional<uint64_t> session, Via via);
+                    std::optional<uint64_t> session, std::string_view user, Via via);
 
   // Removes overdue holds while other holds remain.
   void RemoveOverdue(OpenKey& key, Instant now);
@@ -49,7 +49,7 @@ class Writer {
   void EndClosedSessionOf(OpenKey& key, Owner owner, Instant now);
 
   // Binds the owner's hold to `connection`, or unbinds it if there is none.
-  void Bind(LockName lock, Owner owner, std::optional<uint64_t> connection);
+  void BindSession(LockName lock, Owner owner, std::optional<uint64_t> connection);
 
   // Must be called whenever a lock is removed from its key, except by FLUSHDB, FLUSHALL and SWAPDB.
   // `now`: absent while the server is loading its data.
@@ -84,11 +84,19 @@ class Writer {
   void Delete(OpenKey& key);
   void EndHolds(OpenKey& key, const std::vector<std::string>& names, Instant now, Via via);
 
+  // Publishes and counts losses.
+  void ReportLost(OpenKey& key, const std::vector<LostHold>& lost, std::optional<Instant> now);
+  // The channels have something to publish, or earlier than they said.
+  void PublishSoon() {
+    if (state_.channels.has_unpublished() || state_.channels.IsDueEarlier()) host_.RunSoon();
+  }
+
   void LockChanged(LockName lock) {
     if (!state_.queue.empty()) state_.queue.Wake(lock);
   }
   void HoldGone(LockName lock, Owner owner) {
     if (!state_.sessions.empty()) state_.sessions.Unbind(lock, owner);
+    if (!state_.channels.empty()) state_.channels.Unbind(lock, owner);
   }
   void NoteHoldEnd(LockName lock, Instant end) {
     if (!state_.queue.empty()) state_.queue.NoteHoldEnd(lock, end);

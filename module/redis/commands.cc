@@ -146,8 +146,9 @@ RedisModuleCallReply* Run(RedisModuleCtx* ctx, std::span<RedisModuleString*> com
   return RedisModule_Call(ctx, name.data(), "v0SCEM!", command.data() + 1, command.size() - 1);
 }
 
-// LOCK.ACQUIRE key owner <PX ms | EX s> [WAIT ms] [SHARED | LIMIT n] [REENTRANT] [SESSION]
-// [LINGER ms] [FLOOR token] [ALSO numkeys key [key ...]]
+// LOCK.ACQUIRE key owner <PX ms | EX s> [WAIT ms] [MAXLINE n] [SHARED | LIMIT n] [WEIGHT w]
+// [REENTRANT] [SESSION] [LINGER ms] [MAXHOLD ms] [TAG text] [NOTIFY channel id] [FLOOR token]
+// [ALSO numkeys key [key ...]]
 int HandleAcquire(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (RedisModule_IsKeysPositionRequest(ctx) != 0) return DeclareKeys(ctx, argv, argc, kUpdatesKey);
   Instance& instance = TheInstance();
@@ -354,7 +355,8 @@ int HandleProbe(RedisModuleCtx* ctx, RedisModuleString** /*argv*/, int /*argc*/)
   return RedisModule_ReplyWithSimpleString(ctx, "OK");
 }
 
-// LOCK.HELD key owner "token since-ms end-ms" [SHARED | LIMIT] [COUNT n] [LINGER ms]
+// LOCK.HELD key owner "token since-ms end-ms" [SHARED | LIMIT] [WEIGHT w] [COUNT n] [LINGER ms]
+// [CAP ms] [TAG text]
 int HandleHeld(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   Instance& instance = TheInstance();
   if (instance.host.server().SourceOf(ctx) != Source::kReplicated) {
@@ -411,8 +413,13 @@ constexpr Arg MoreKeys() {
           .flags = REDISMODULE_CMD_ARG_MULTIPLE};
 }
 
-constexpr Arg Text(const char* name) {
-  return {.name = name, .type = REDISMODULE_ARG_TYPE_STRING, .key_spec_index = -1};
+constexpr Arg Text(const char* name, const char* token = nullptr,
+                   int flags = REDISMODULE_CMD_ARG_NONE) {
+  return {.name = name,
+          .type = REDISMODULE_ARG_TYPE_STRING,
+          .key_spec_index = -1,
+          .token = token,
+          .flags = flags};
 }
 
 // Any number of them, including none.
@@ -488,15 +495,21 @@ constexpr KeySpec AfterAlso(uint64_t flags) {
 // The server takes these lists by pointer to mutable, terminated by an empty element.
 Arg lease[] = {Number("ms", "PX", kRequired), Number("s", "EX", kRequired), {}};
 Arg mode[] = {Word("shared", "SHARED", kRequired), Number("n", "LIMIT", kRequired), {}};
+Arg notify[] = {Text("channel"), Text("id"), {}};
 Arg also[] = {Number("numkeys", nullptr, kRequired), MoreKeys(), {}};
 Arg acquire_args[] = {Key(),
                       Text("owner"),
                       OneOf("lease", lease, kRequired),
                       Number("ms", "WAIT", kOptional),
+                      Number("n", "MAXLINE", kOptional),
                       OneOf("mode", mode, kOptional),
+                      Number("w", "WEIGHT", kOptional),
                       Word("reentrant", "REENTRANT", kOptional),
                       Word("session", "SESSION", kOptional),
                       Number("ms", "LINGER", kOptional),
+                      Number("ms", "MAXHOLD", kOptional),
+                      Text("text", "TAG", kOptional),
+                      Block("notify", "NOTIFY", notify, kOptional),
                       Number("token", "FLOOR", kOptional),
                       Block("also", "ALSO", also, kOptional),
                       {}};
@@ -537,11 +550,11 @@ constexpr const char* kConstant = "O(1)";
 constexpr const char* kByHolders =
     "O(log N) for each lock, where N is the number of its holders: O(1) for nearly all";
 constexpr const char* kReleased =
-    "O(log N) for each lock, where N is the number of its holders, and O(1) for each line that a "
-    "wait of this owner stands in";
+    "O(log N) for each lock, where N is the number of its holders, and O(1) for each line in which "
+    "this owner waits";
 constexpr const char* kKeysScanned = "O(N) where N is COUNT, and the holders of the locks found";
 constexpr const char* kAllQueues =
-    "O(N log N) where N is the number of locks that somebody waits for, and their holders";
+    "O(N log N) where N is the number of locks with waiting requests, and their holders";
 constexpr const char* kCountedHolders =
     "O(N) where N is the number of holders, of whom at most 100 are shown";
 
@@ -565,41 +578,45 @@ constexpr RedisModuleCommandInfo Info(const char* summary, const char* complexit
 const Command kCommands[] = {
     {kAcquireCommand, HandleAcquire, "write deny-oom fast blocking getkeys-api",
      "write fast blocking",
-     Info("Takes a lock, or several at once, for a lease and answers its fencing token, or null if "
-          "somebody else holds it; with WAIT, stands in line for it.",
+     Info("Acquires a lock, or several at once, for the length of a lease. Returns the fencing "
+          "token, "
+          "or null if others hold the lock; with WAIT, waits in line; with NOTIFY, returns 0 while "
+          "waiting and publishes the outcome to a channel.",
           kByHolders, -1, updated_keys, acquire_args)},
     {kReleaseCommand, HandleRelease, "write fast getkeys-api", "write fast",
-     Info("Gives up a lock, and stops waiting for it: 1, or 0 if this owner neither holds it nor "
-          "waits for it; of several, how many.",
+     Info("Releases a lock, and stops waiting for it. Returns 1, or 0 if this owner neither holds "
+          "nor "
+          "waits for it; with ALSO, the number of locks.",
           kReleased, -1, released_keys, release_args)},
     {kTouchCommand, HandleTouch, "write fast getkeys-api", "write fast",
-     Info(
-         "Sets a lease to end that long from now: 1, or 0 if this owner does not hold the lock; of "
-         "several, how many.",
-         kByHolders, -1, updated_keys, touch_args)},
+     Info("Sets a lease to end that long from now. Returns 1, or 0 if this owner does not hold the "
+          "lock; with ALSO, the number of leases set.",
+          kByHolders, -1, updated_keys, touch_args)},
     {kFenceCommand, HandleFence, "write getkeys-api", "write slow",
-     Info("Answers the highest token that holds a lock, or null; with a token, 1 if it holds the "
+     Info("Returns the highest token that holds a lock, or null; with a token, 1 if it holds the "
           "lock, else 0; with THEN, runs a command if and only if it does.",
           kByHolders, -1, fenced_keys, fence_args)},
     {kInfoCommand, HandleInfo, "readonly fast", "read fast",
-     Info("Tells who holds a lock, under which token and for how long, and who waits; or null.",
+     Info("Returns the holders of a lock, with their tokens and leases, and the requests that wait "
+          "for it; or null.",
           kCountedHolders, -1, read_key, key_only)},
     {"LOCK.LIST", HandleList, "readonly", "read slow",
-     Info("Lists locks that the caller may read, a part of the keys at a time, as SCAN does.",
+     Info("Iterates over the locks that the caller may inspect, as SCAN does over keys.",
           kKeysScanned, -1, nullptr, list_args)},
     {"LOCK.TOP", HandleTop, "readonly", "read slow",
-     Info("Lists the locks that most clients wait for now, of those that the caller may read.",
+     Info("Returns the locks with the most waiting requests, of those that the caller may inspect.",
           kAllQueues, -1, nullptr, top_args)},
     {"LOCK.HELP", HandleHelp, "fast allow-loading allow-stale", "fast",
-     Info("Lists these commands.", kConstant, 1, nullptr, nullptr)},
+     Info("Returns the syntax of these commands.", kConstant, 1, nullptr, nullptr)},
     {kProbeCommand, HandleProbe, "write deny-oom fast", "",
-     Info("Internal: asks whether the server allows a write now; changes nothing.", kConstant, 2,
+     Info("Internal: checks whether the server accepts a write now; changes nothing.", kConstant, 2,
           updated_key, key_only)},
     {kHeldCommand, HandleHeld, "write fast", "",
-     Info("Internal: carries what a primary granted to its replicas and its AOF.", kByHolders, -4,
+     Info("Internal: carries grants from a primary to its replicas and its AOF.", kByHolders, -4,
           updated_key, nullptr)},
     {kFactCommand, HandleFact, "write fast getkeys-api", "",
-     Info("Internal: carries what else a primary decided.", kByHolders, -3, nullptr, nullptr)},
+     Info("Internal: carries all other changes from a primary to its replicas and its AOF.",
+          kByHolders, -3, nullptr, nullptr)},
 };
 
 bool IsForCallers(const Command& command) { return *command.categories != '\0'; }

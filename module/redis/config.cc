@@ -50,6 +50,8 @@ constexpr Setting kSettings[] = {
     Duration<&Settings::failover_grace>("failover-grace-ms", 0, 3650 * kDay),
     // The server itself uses 28 to 48 KB of memory for each waiting client.
     Number<&Settings::max_waiters>("max-waiters", 0, 1000000),
+    // Places of calls that do not block, each of less than a kilobyte.
+    Number<&Settings::max_queued>("max-queued", 0, 10000000),
     Number<&Settings::max_waiters_per_user>("max-waiters-per-user", 0, 1000000),
     // Of one lock. The cost of some commands is proportional to the number of its holders.
     Number<&Settings::max_holders>("max-holders", 1, 100000),
@@ -104,9 +106,8 @@ bool IsNamed(std::string_view name, const char* setting) {
 std::optional<std::string> Take(const Setting& setting, std::string_view text) {
   const std::optional<int64_t> value = ParseDigits(text);
   if (!value.has_value() || *value < setting.least || *value > setting.most) {
-    return std::string(setting.name) + " must be a whole number from " +
-           std::to_string(setting.least) + " to " + std::to_string(setting.most) +
-           " in plain digits, not " + Quoted(text);
+    return std::string(setting.name) + " must be an integer from " + std::to_string(setting.least) +
+           " to " + std::to_string(setting.most) + " in plain digits, not " + Quoted(text);
   }
   setting.set(TheSettings(), *value);
   return std::nullopt;
@@ -140,7 +141,7 @@ std::optional<std::string> TakeArgument(std::string_view name, std::string_view 
   if (is_named(kPlainLocks)) {
     return is_new(kPlainLocks) ? TakePlainLocks(value) : kPlainLocks + std::string(kTwice);
   }
-  return "there is no setting " + Quoted(name) + " among" + names;
+  return "unknown setting " + Quoted(name) + ", expected one of:" + names;
 }
 
 }  // namespace

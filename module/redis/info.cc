@@ -27,6 +27,7 @@ constexpr Counter kCounters[] = {
     {"waits_cancelled", &Stats::waits_cancelled},
     {"deadlocks", &Stats::deadlocks},
     {"rejected_wait_limit", &Stats::rejected_wait_limit},
+    {"rejected_line_full", &Stats::rejected_line_full},
     {"released", &Stats::released},
     {"stale_releases", &Stats::stale_releases},
     {"touched", &Stats::touched},
@@ -58,7 +59,8 @@ void Info(RedisModuleInfoCtx* info, int for_crash_report) {
 
   RedisModule_InfoAddSection(info, "state");
   RedisModule_InfoAddFieldULongLong(info, "locks", engine.CountLocks());
-  RedisModule_InfoAddFieldULongLong(info, "waiters", engine.queue().size());
+  RedisModule_InfoAddFieldULongLong(info, "waiters", engine.waiting().blocked());
+  RedisModule_InfoAddFieldULongLong(info, "queued", engine.waiting().places());
   RedisModule_InfoAddFieldULongLong(info, "contended_locks", engine.queue().queues());
   RedisModule_InfoAddFieldCString(info, "subscriptions",
                                   TheInstance().host.DescribeSubscriptions().c_str());

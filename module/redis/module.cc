@@ -52,7 +52,7 @@ int OnLoad(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   the_instance = new Instance(CallbacksForHost(), CallbacksForEvents());
   const EngineVersion engine = FindEngine(ctx);
   if (!engine.IsKnown()) {
-    return Refuse(ctx, "it needs Redis 7.0, Valkey 7.2, Redict 7.3 or later, and this is " +
+    return Refuse(ctx, "it requires Redis 7.0, Valkey 7.2, Redict 7.3 or later, and this is " +
                            engine.Describe());
   }
   if (const auto wrong = TakeArguments({argv, static_cast<size_t>(argc)}); wrong.has_value()) {
@@ -64,20 +64,33 @@ int OnLoad(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
                                         REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD |
                                         REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED |
                                         (atomic_slots ? kOptionAtomicSlotMigration : 0));
-  if (!RegisterLockType(ctx)) return Refuse(ctx, "the type turnstile is taken");
-  if (!RegisterCommands(ctx)) return Refuse(ctx, "a LOCK command is taken");
-  if (!RegisterConfig(ctx)) return Refuse(ctx, "a turnstile.* setting is wrong");
-  if (!RegisterInfo(ctx)) return Refuse(ctx, "it cannot show statistics");
+  if (!RegisterLockType(ctx)) {
+    return Refuse(ctx, "another module has registered the key type turnstile");
+  }
+  if (!RegisterCommands(ctx)) {
+    return Refuse(ctx, "another module has registered one of the LOCK commands");
+  }
+  if (!RegisterConfig(ctx)) return Refuse(ctx, "a turnstile.* setting is invalid");
+  if (!RegisterInfo(ctx)) return Refuse(ctx, "its INFO section cannot be registered");
   RedisModule_Log(ctx, "notice", "turnstile %s on %s%s: %s", TURNSTILE_VERSION,
                   engine.Describe().c_str(), engine.Remark(), DescribeSettings().c_str());
-  return Start(ctx) ? REDISMODULE_OK : Refuse(ctx, "the server lacks events");
+  return Start(ctx) ? REDISMODULE_OK : Refuse(ctx, "the server lacks an event that it requires");
 }
 
 }  // namespace
 }  // namespace turnstile
 
+// What Redis and Redict call.
 extern "C" __attribute__((visibility("default"))) int RedisModule_OnLoad(RedisModuleCtx* ctx,
                                                                          RedisModuleString** argv,
                                                                          int argc) {
+  return turnstile::OnLoad(ctx, argv, argc);
+}
+
+// What Valkey calls first. It hands out the same functions under the names of either API, but calls
+// a module that has only the other entry point a legacy one in its log.
+extern "C" __attribute__((visibility("default"))) int ValkeyModule_OnLoad(RedisModuleCtx* ctx,
+                                                                          RedisModuleString** argv,
+                                                                          int argc) {
   return turnstile::OnLoad(ctx, argv, argc);
 }

@@ -21,6 +21,8 @@ void RedisHost::Register(RedisModuleCtx* ctx, const EngineVersion& engine) {
   acquire_command_ =
       RedisModule_CreateString(nullptr, kAcquireCommand, std::strlen(kAcquireCommand));
   server_.Register(ctx, engine);
+  const char* publish = server_.in_cluster() ? "SPUBLISH" : "PUBLISH";
+  publish_command_ = RedisModule_CreateString(nullptr, publish, std::strlen(publish));
   subscriptions_.Register(detached_, engine);
   while (RedisModule_SelectDb(detached_, databases_) == REDISMODULE_OK) ++databases_;
 }
@@ -54,7 +56,7 @@ bool RedisHost::ReviewSubscriptions(RedisModuleCtx* ctx, Engine& engine, FineTic
   const bool leads = engine.tokens().ToSave(WallNow()).has_value();
   if (!has_locks) engine.OnLocksGone();
   if (engine.is_idle() && parked_.empty() && !runs_soon_) subscriptions_.GiveUp(Topic::kPasses);
-  if (engine.sessions().empty()) subscriptions_.GiveUp(Topic::kConnections);
+  if (!engine.has_sessions()) subscriptions_.GiveUp(Topic::kConnections);
   if (!in_use) subscriptions_.GiveUp(Topic::kLocks);
   if (!in_use && !leads && !slots_->exporting()) {
     if (subscriptions_.has(Topic::kCopies)) server_.WatchCopies(false);
@@ -254,15 +256,13 @@ void RedisHost::VisitLocks(int db, const std::function<bool(LockName, const Lock
 // --- Replication --------------------------------------------------------------------------------
 
 FactArgs::FactArgs(const HoldSet& held) {
+  const Hold& hold = held.hold;
   if (held.mode != Mode::kExclusive) Add(WordFor(held.mode));
-  if (held.hold.count != 1) {
-    Add(kCountWord);
-    Add(std::to_string(held.hold.count));
-  }
-  if (held.hold.linger != Millis{0}) {
-    Add(kLingerWord);
-    Add(std::to_string(held.hold.linger.count()));
-  }
+  if (hold.weight != 1) Add(kWeightWord, std::to_string(hold.weight));
+  if (hold.count != 1) Add(kCountWord, std::to_string(hold.count));
+  if (hold.linger != Millis{0}) Add(kLingerWord, std::to_string(hold.linger.count()));
+  if (hold.cap.has_value()) Add(kCapWord, std::to_string(hold.cap->time_since_epoch().count()));
+  if (!hold.tag.empty()) Add(kTagWord, hold.tag);
 }
 
 FactArgs::FactArgs(std::span<const Owner> owners) {
@@ -272,6 +272,11 @@ FactArgs::FactArgs(std::span<const Owner> owners) {
 
 FactArgs::~FactArgs() {
   for (RedisModuleString* word : words_) RedisModule_FreeString(nullptr, word);
+}
+
+void FactArgs::Add(std::string_view word, std::string_view value) {
+  Add(word);
+  Add(value);
 }
 
 void FactArgs::Add(std::string_view word) {
@@ -334,7 +339,7 @@ bool RedisHost::MayReplicateFloor() { return !slots_->exporting(); }
 
 namespace {
 
-const char* NameOf(LockEvent event) {
+const char* EventName(LockEvent event) {
   switch (event) {
     case LockEvent::kAcquired:
       return "lock.acquired";
@@ -346,25 +351,6 @@ const char* NameOf(LockEvent event) {
       break;
   }
   return "lock.lost";
-}
-
-// The event that gives the cause, published after lock.lost.
-const char* NameOf(Loss how) {
-  switch (how) {
-    case Loss::kForced:
-      return "lock.lost.forced";
-    case Loss::kEvicted:
-      return "lock.lost.evicted";
-    case Loss::kFlushed:
-      return "lock.lost.flushed";
-    case Loss::kSession:
-      return "lock.lost.session";
-    case Loss::kUndelivered:
-      return "lock.lost.undelivered";
-    case Loss::kExpired:
-      break;
-  }
-  return "lock.lost.expired";
 }
 
 void Notify(RedisModuleCtx* ctx, const char* event, RedisModuleString* key) {
@@ -380,12 +366,12 @@ void RedisHost::OnLockCreated() {
 
 void RedisHost::Emit(const KeyContent& key, LockEvent event) {
   if (!server_.has_checked_modules() && role() != Role::kLoading) server_.CheckModules(ctx_);
-  if (server_.HasEventListeners()) Notify(ctx_, turnstile::NameOf(event), NameOf(key));
+  if (server_.HasEventListeners()) Notify(ctx_, EventName(event), NameOf(key));
 }
 
 void RedisHost::NotifyLost(RedisModuleCtx* ctx, RedisModuleString* key, Loss how) {
-  Notify(ctx, turnstile::NameOf(LockEvent::kLost), key);
-  Notify(ctx, turnstile::NameOf(how), key);
+  Notify(ctx, EventName(LockEvent::kLost), key);
+  Notify(ctx, ("lock.lost." + std::string(turnstile::NameOf(how))).c_str(), key);
 }
 
 void RedisHost::EmitLost(const KeyContent& key, Loss how) {
@@ -399,6 +385,20 @@ void RedisHost::EmitLost(LockName lock, Loss how) {
   RedisModuleString* name = RedisModule_CreateString(detached_, lock.key.data(), lock.key.size());
   NotifyLost(detached_, name, how);
   RedisModule_FreeString(detached_, name);
+}
+
+// In a cluster a channel belongs to the slot of the key, so its subscribers are on this node; the
+// other nodes are not told.
+size_t RedisHost::Publish(const Notice& notice) {
+  const StringOf user(notice.user);
+  const StringOf channel(notice.to.channel);
+  const StringOf message(TextOf(notice));
+  std::array argv = {publish_command_, channel.get(), message.get()};
+  if (!User(user.get()).MayPublish(argv)) return 0;
+  const int receivers = slots_->in_cluster()
+                            ? RedisModule_PublishMessageShard(ctx_, channel.get(), message.get())
+                            : RedisModule_PublishMessage(ctx_, channel.get(), message.get());
+  return static_cast<size_t>(std::max(receivers, 0));
 }
 
 void RedisHost::Warn(const std::string& text) {
@@ -417,6 +417,24 @@ std::optional<Host::ParkableCaller> RedisHost::CallerToPark() {
   ParkableCaller caller{.connection = *connection, .user = std::string(ToView(user))};
   RedisModule_FreeString(ctx_, user);
   return caller;
+}
+
+Host::NotifiedCaller RedisHost::CallerToNotify(std::string_view channel, LockName lock) {
+  const User caller(server_, ctx_);
+  const StringOf name(channel);
+  const StringOf message("");
+  std::array argv = {publish_command_, name.get(), message.get()};
+  if (!caller.MayPublish(argv)) {
+    caller.LogRefusal(ctx_, argv);
+    return {.refusal = kMayNotPublishText};
+  }
+  if (slots_->in_cluster() && SlotOf(channel) != SlotOf(lock.key)) {
+    return {.refusal = kChannelInOtherSlotText};
+  }
+  RedisModuleString* user = RedisModule_GetCurrentUserName(ctx_);  // it has one
+  NotifiedCaller notified{.user = std::string(ToView(user))};
+  RedisModule_FreeString(ctx_, user);
+  return notified;
 }
 
 // --- Calls that wait ----------------------------------------------------------------------------
@@ -500,11 +518,9 @@ std::optional<std::string> RedisHost::WriteRefusal(RedisModuleString* key) {
 // Checks whether the user may still acquire the lock, and whether the server still accepts writes
 // to it: a deferred grant is refused for the same reasons as a direct call.
 std::optional<std::string> RedisHost::GrantRefusal(const WaitingCall& call, const KeyContent& key) {
-  RedisModuleString* user =
-      RedisModule_CreateString(nullptr, call.user().data(), call.user().size());
+  const StringOf user(call.user());
   std::array argv = {acquire_command_, NameOf(key)};
-  const bool permitted = User(user).MayRun(argv);
-  RedisModule_FreeString(nullptr, user);
+  const bool permitted = User(user.get()).MayRun(argv);
   return permitted ? WriteRefusal(NameOf(key)) : std::optional<std::string>(kNoLongerPermittedText);
 }
 
@@ -526,8 +542,8 @@ ClusterView& RedisHost::View() {
 Host::SlotRefresh RedisHost::RefreshSlots(FineInstant now) {
   if (!slots_->in_cluster()) return {};
   if (slots_->has_news()) WatchSlots();
-  const bool checked = slots_->Refresh(ctx_, View(), now);
-  return {.checked = checked, .next = slots_->NextRefresh()};
+  const bool may_be_lost = slots_->Refresh(ctx_, View(), now);
+  return {.may_be_lost = may_be_lost, .next = slots_->NextRefresh()};
 }
 
 std::optional<std::string> RedisHost::SlotRefusal(LockName lock) {
@@ -560,6 +576,7 @@ void WakeTimer::Set(RedisModuleCtx* ctx, Host& host, Instant due, const Now& tim
 void WakeTimer::OnFired(RedisModuleCtx* /*ctx*/, void* timer) {
   auto* fired = static_cast<WakeTimer*>(timer);
   fired->fires_at_.reset();
+  fired->has_fired_ = true;
   fired->host_->RunSoon();
 }
 

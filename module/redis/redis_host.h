@@ -129,10 +129,12 @@ class RedisHost final : public Host {
   void Emit(const KeyContent& key, LockEvent event) override;
   void EmitLost(const KeyContent& key, Loss how) override;
   void EmitLost(LockName lock, Loss how) override;
+  size_t Publish(const Notice& notice) override;
   void Warn(const std::string& text) override;
 
   std::optional<uint64_t> CallerConnection() override { return server_.ConnectionOf(ctx_); }
   std::optional<ParkableCaller> CallerToPark() override;
+  NotifiedCaller CallerToNotify(std::string_view channel, LockName lock) override;
 
   bool Park(WaitingCall& call) override;
   void Answer(WaitingCall& call) override;
@@ -152,6 +154,7 @@ class RedisHost final : public Host {
   }
   void WakeEventLoop() override;
   void WatchConnections() override { subscriptions_.Need(Subscriptions::Topic::kConnections); }
+  void WatchKeys() override { WatchLocks(); }
   void ListenForStringWrites() override { subscriptions_.Need(Subscriptions::Topic::kStrings); }
 
  private:
@@ -178,7 +181,8 @@ class RedisHost final : public Host {
   RedisModuleCtx* detached_ = nullptr;  // belongs to no client, so any database can be selected
   RedisModuleType* type_ = nullptr;
   RedisModuleString* acquire_command_ = nullptr;
-  std::atomic<size_t> locks_ = 0;  // values are freed on other threads too
+  RedisModuleString* publish_command_ = nullptr;  // in a cluster that for a shard
+  std::atomic<size_t> locks_ = 0;                 // values are freed on other threads too
   Server server_;
   int databases_ = 0;
   std::unordered_map<RedisModuleBlockedClient*, WaitingCall*> parked_;  // not answered yet
@@ -211,6 +215,7 @@ class FactArgs {
 
  private:
   void Add(std::string_view word);
+  void Add(std::string_view word, std::string_view value);
 
   std::vector<RedisModuleString*> words_;
 };
@@ -237,6 +242,8 @@ class WakeTimer {
   // A timer that fires before `due` is not changed: it is set again when it fires. But the server's
   // timers follow the wall clock, so after a step of that clock the timer is always set again.
   void Set(RedisModuleCtx* ctx, Host& host, Instant due, const Now& time);
+  // Whether it has fired since this was last asked: then there is due work.
+  bool TakeFired() { return std::exchange(has_fired_, false); }
 
  private:
   static void OnFired(RedisModuleCtx* ctx, void* timer);
@@ -245,6 +252,7 @@ class WakeTimer {
   RedisModuleTimerID timer_ = 0;
   std::optional<Instant> fires_at_;
   Millis wall_minus_steady_{0};  // when it was set
+  bool has_fired_ = false;
 };
 
 // The one instance of the module's state. The server's callbacks have no context argument, so the

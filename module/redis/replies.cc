@@ -69,21 +69,25 @@ void ConnectionFields(RedisModuleCtx* ctx, std::optional<uint64_t> client) {
 }
 
 void ReplyHolder(RedisModuleCtx* ctx, const LockInfo::Holder& holder) {
-  RedisModule_ReplyWithMap(ctx, 7 + kConnectionFields);
+  RedisModule_ReplyWithMap(ctx, 10 + kConnectionFields);
   OptionalField(ctx, "owner", holder.owner);
   OptionalField(ctx, "token", holder.token);
+  OptionalField(ctx, "tag", holder.tag);
   OptionalField(ctx, "lease-left-ms", holder.lease_left);
   OptionalField(ctx, "held-ms", holder.held);
   Field(ctx, "count", holder.count);
+  Field(ctx, "weight", holder.weight);
   RedisModule_ReplyWithCString(ctx, "session");
   RedisModule_ReplyWithBool(ctx, holder.session.has_value() ? 1 : 0);
   Field(ctx, "linger-ms", holder.linger.count());
+  OptionalField(ctx, "max-hold-left-ms", holder.max_hold_left);
   ConnectionFields(ctx, holder.session);
 }
 
 void ReplyWaiter(RedisModuleCtx* ctx, const LockInfo::Waiter& waiter) {
-  RedisModule_ReplyWithMap(ctx, 4 + kConnectionFields);
+  RedisModule_ReplyWithMap(ctx, 5 + kConnectionFields);
   Field(ctx, "owner", std::string_view(waiter.owner));
+  OptionalField(ctx, "tag", waiter.tag);
   Field(ctx, "mode", NameOf(waiter.mode));
   Field(ctx, "waited-ms", waiter.waited.count());
   Field(ctx, "left-ms", waiter.left.count());
@@ -91,11 +95,12 @@ void ReplyWaiter(RedisModuleCtx* ctx, const LockInfo::Waiter& waiter) {
 }
 
 void ReplySummary(RedisModuleCtx* ctx, const LockSummary& summary) {
-  RedisModule_ReplyWithMap(ctx, 10);
+  RedisModule_ReplyWithMap(ctx, 11);
   Field(ctx, "key", std::string_view(summary.key));
   Field(ctx, "mode", summary.is_plain ? "plain" : NameOf(summary.mode));
   Field(ctx, "holding", static_cast<long long>(summary.holding));
   OptionalField(ctx, "owner", summary.owner);
+  OptionalField(ctx, "tag", summary.tag);
   OptionalField(ctx, "token", summary.token);
   OptionalField(ctx, "held-ms", summary.held);
   OptionalField(ctx, "lease-left-ms", summary.lease_left);
@@ -112,24 +117,26 @@ int ReplyText(RedisModuleCtx* ctx, const std::string& text) {
 const char* TextFor(Outcome outcome) {
   switch (outcome) {
     case Outcome::kOtherMode:
-      return "ERR this owner holds the lock in another mode: release it first (only SHARED can "
-             "become exclusive, and exclusive SHARED)";
+      return "ERR this owner holds the lock in another mode: release it first (only SHARED can be "
+             "upgraded to exclusive, and exclusive downgraded to SHARED)";
+    case Outcome::kOtherWeight:
+      return "ERR this owner holds the lock with another weight: use the same WEIGHT, or release "
+             "it first";
     case Outcome::kHoldsSome:
-      return "ERR this owner holds some of these locks, but not all: release them first, or ask "
-             "for the others alone";
+      return "ERR this owner holds some of these locks, but not all: release them first, or "
+             "acquire the others separately";
     case Outcome::kHoldsApart:
-      return "ERR this owner holds these locks under different tokens: release them first, or ask "
-             "for each alone";
+      return "ERR this owner holds these locks under different tokens: release them first, or "
+             "acquire each separately";
     case Outcome::kUpgradesSeveral:
-      return "ERR ALSO cannot turn shared holds into exclusive ones: release them first, or ask "
-             "for each alone";
+      return "ERR ALSO cannot upgrade shared holds: release them first, or upgrade each separately";
     case Outcome::kFloorTooHigh:
-      return "ERR FLOOR is too far ahead: it may be at most this server's last token "
+      return "ERR FLOOR is too far ahead: it may be at most the last token of this server "
              "(turnstile_last_token in INFO turnstile), or its wall clock in microseconds plus "
              "half "
              "of turnstile.token-margin-ms";
     case Outcome::kCountedOut:
-      return "ERR this hold is counted 4294967295 times, which is the most: release some";
+      return "ERR this hold is already counted 4294967295 times, the maximum: release it first";
     default:
       return "ERR no tokens are left below 2^53: this server cannot grant new holds any more";
   }
@@ -138,29 +145,54 @@ const char* TextFor(Outcome outcome) {
 const char* TextFor(WaitEnd end) {
   switch (end) {
     case WaitEnd::kSuperseded:
-      return "UNBLOCKED a newer call of the same owner took over this place in the line";
+      return "UNBLOCKED replaced by a newer call of the same owner";
     case WaitEnd::kCancelled:
-      return "UNBLOCKED a LOCK.RELEASE of the same owner ended this wait";
+      return "UNBLOCKED cancelled by a LOCK.RELEASE of the same owner";
+    case WaitEnd::kDisconnected:
+      return "UNBLOCKED the connection of this call closed";
+    case WaitEnd::kDemoted:
+      return "UNBLOCKED this server is no longer a primary";
     case WaitEnd::kWrongType:
       break;
   }
   return REDISMODULE_ERRORMSG_WRONGTYPE;
 }
 
-std::string WaitLimitText(size_t limit, const char* whose, const char* setting) {
-  return "WAITLIMIT " + std::to_string(limit) + " clients " + whose +
-         "wait on this server already, which is " + setting + ": try again later";
+// The error of a wait that ended, without the key.
+std::string ErrorText(const WaitAnswer& answer) {
+  if (const auto* outcome = std::get_if<Outcome>(&answer)) return TextFor(*outcome);
+  if (const auto* end = std::get_if<WaitEnd>(&answer)) return TextFor(*end);
+  return std::get<std::string>(answer);
+}
+
+std::string WaitLimitText(size_t limit, const char* what, const char* setting) {
+  return "WAITLIMIT " + std::to_string(limit) + ' ' + what + " are the limit of this server (" +
+         setting + "): try again later";
 }
 
 std::string DeadlockText(const std::vector<ParkResult::Step>& cycle,
                          const std::function<bool(LockName)>& sees) {
   std::vector<CycleStep> steps;
   steps.reserve(cycle.size());
-  for (const auto& [owner, db, key] : cycle) steps.push_back({Owner{owner}, LockName{db, key}});
+  for (const auto& [name, db, key] : cycle) steps.push_back({name, LockName{db, key}});
   return "DEADLOCK " + DescribeCycle(steps, sees);
 }
 
 }  // namespace
+
+std::string TextOf(const Notice& notice) {
+  std::string text(notice.to.id);
+  const std::string key = ' ' + std::string(notice.key);
+  if (const auto* lost = std::get_if<HoldLoss>(&notice.what)) {
+    return text + " lost " + std::to_string(lost->token.value) + ' ' + NameOf(lost->how) + key;
+  }
+  const auto& answer = std::get<WaitAnswer>(notice.what);
+  if (const auto* token = std::get_if<Token>(&answer)) {
+    return text + " granted " + std::to_string(token->value) + key;
+  }
+  if (std::holds_alternative<std::monostate>(answer)) return text + " timeout" + key;
+  return text + " error " + ErrorText(answer);
+}
 
 std::string MovedText(Slot slot, const ClusterNode& node, std::string_view endpoint_type) {
   std::string host = node.ip;
@@ -179,23 +211,31 @@ int ReplyAcquired(RedisModuleCtx* ctx, const AcquireResult& result,
       return RedisModule_ReplyWithNull(ctx);
     case Kind::kWaits:
       return REDISMODULE_OK;
+    case Kind::kQueued:
+      return RedisModule_ReplyWithLongLong(ctx, 0);
     case Kind::kRefused:
       return RedisModule_ReplyWithError(ctx, TextFor(result.outcome));
     case Kind::kWrongType:
       return ReplyWrongType(ctx);
     case Kind::kNoSession:
-      return RedisModule_ReplyWithError(
-          ctx, "ERR SESSION needs a connection, and inside scripts and functions there is none");
+      return RedisModule_ReplyWithError(ctx,
+                                        "ERR SESSION requires a connection: it cannot be used in "
+                                        "scripts, functions or after THEN");
+    case Kind::kNotifyRefused:
+      return ReplyText(ctx, result.text);
     case Kind::kWaitLimit:
-      return ReplyText(ctx, WaitLimitText(result.limit, "", "turnstile.max-waiters"));
+      return ReplyText(ctx,
+                       WaitLimitText(result.limit, "waiting clients", "turnstile.max-waiters"));
     case Kind::kUserWaitLimit:
-      return ReplyText(
-          ctx, WaitLimitText(result.limit, "of this user ", "turnstile.max-waiters-per-user"));
+      return ReplyText(ctx, WaitLimitText(result.limit, "waiting requests of this user",
+                                          "turnstile.max-waiters-per-user"));
+    case Kind::kQueueLimit:
+      return ReplyText(ctx, WaitLimitText(result.limit, "queue entries", "turnstile.max-queued"));
     case Kind::kCannotWait:
       return RedisModule_ReplyWithError(
           ctx,
-          "ERR this server does not let a connection wait that has subscriptions (RESP3): send "
-          "LOCK.ACQUIRE with WAIT over another connection, or without WAIT");
+          "ERR this server cannot block a RESP3 connection that has subscriptions: use another "
+          "connection for WAIT, or NOTIFY");
     case Kind::kDeadlock:
       break;
   }
@@ -211,20 +251,14 @@ int ReplyCount(RedisModuleCtx* ctx, const CountResult& result, const char* comma
     case CountResult::Kind::kMissingCommand:
       break;
   }
-  return ReplyText(ctx, std::string("ERR ") + command + " of a plain string needs the command " +
+  return ReplyText(ctx, std::string("ERR ") + command + " of a plain string requires the command " +
                             result.missing + ", which this server has disabled");
 }
 
 int ReplyWaited(RedisModuleCtx* ctx, const WaitAnswer& answer) {
   if (const auto* token = std::get_if<Token>(&answer)) return ReplyToken(ctx, *token);
-  if (const auto* outcome = std::get_if<Outcome>(&answer)) {
-    return RedisModule_ReplyWithError(ctx, TextFor(*outcome));
-  }
-  if (const auto* end = std::get_if<WaitEnd>(&answer)) {
-    return RedisModule_ReplyWithError(ctx, TextFor(*end));
-  }
-  if (const auto* text = std::get_if<std::string>(&answer)) return ReplyText(ctx, *text);
-  return RedisModule_ReplyWithNull(ctx);
+  if (std::holds_alternative<std::monostate>(answer)) return RedisModule_ReplyWithNull(ctx);
+  return ReplyText(ctx, ErrorText(answer));
 }
 
 int ReplyToken(RedisModuleCtx* ctx, std::optional<Token> token) {
@@ -290,7 +324,8 @@ int ReplyNotPermitted(RedisModuleCtx* ctx, std::string_view command) {
 
 int ReplyOf(RedisModuleCtx* ctx, RedisModuleCallReply* reply) {
   if (reply == nullptr) {
-    return RedisModule_ReplyWithError(ctx, "ERR the command after THEN cannot be run there");
+    return RedisModule_ReplyWithError(ctx,
+                                      "ERR the command after THEN cannot be run in this context");
   }
   RedisModule_ReplyWithCallReply(ctx, reply);
   RedisModule_FreeCallReply(reply);
@@ -307,12 +342,12 @@ int ReplyWrongType(RedisModuleCtx* ctx) {
 
 int ReplyReadOnly(RedisModuleCtx* ctx) {
   return RedisModule_ReplyWithError(
-      ctx, "READONLY a replica decides nothing about locks, also a writable one: ask the primary");
+      ctx, "READONLY locks are granted by the primary only, even if this replica is writable");
 }
 
 int ReplyInternal(RedisModuleCtx* ctx, const char* command) {
   const std::string text = std::string("ERR ") + command +
-                           " is internal: it is accepted from the primary and from the AOF only";
+                           " is internal: it is accepted only from the primary and the AOF";
   return RedisModule_ReplyWithError(ctx, text.c_str());
 }
 

@@ -24,6 +24,8 @@ int ReplyAcquired(RedisModuleCtx* ctx, const AcquireResult& result,
 int ReplyCount(RedisModuleCtx* ctx, const CountResult& result, const char* command);
 // The reply to a call that waited.
 int ReplyWaited(RedisModuleCtx* ctx, const WaitAnswer& answer);
+// The message that is published in place of such a reply, or when a hold is lost.
+std::string TextOf(const Notice& notice);
 int ReplyToken(RedisModuleCtx* ctx, std::optional<Token> token);
 int ReplyFlag(RedisModuleCtx* ctx, bool flag);
 int ReplyInfo(RedisModuleCtx* ctx, const std::optional<LockInfo>& info);
@@ -45,6 +47,11 @@ int ReplyInternal(RedisModuleCtx* ctx, const char* command);
 // Errors for waiting calls, worded as the server words them.
 inline constexpr const char* kNoLongerPermittedText =
     "NOPERM this user may no longer acquire the lock it waited for";
+// Errors for a call that wants to be notified.
+inline constexpr const char* kMayNotPublishText =
+    "NOPERM this user has no permissions to publish to the channel after NOTIFY";
+inline constexpr const char* kChannelInOtherSlotText =
+    "CROSSSLOT the channel after NOTIFY must be in the slot of the key: give it the same hash tag";
 inline constexpr const char* kOutOfMemoryText =
     "OOM command not allowed when used memory > 'maxmemory'.";
 inline constexpr const char* kNotNowText =

@@ -101,7 +101,7 @@ const char* EngineVersion::Remark() const {
       std::any_of(std::begin(kTested), std::end(kTested), [this](const TestedEngine& engine) {
         return name == engine.name && version >= engine.from && version < engine.before;
       });
-  if (!tested) return ", which is untested";
+  if (!tested) return ", which is not tested";
   // See MoveRepair in callbacks.cc. It is not known which patch release fixes it.
   const bool loses_copies = name == kValkey && version >= Version(8, 1) && version < Version(8, 2);
   return loses_copies ? "; do not use COPY with DB on it, see valkey-io/valkey pull 4024" : "";
@@ -298,6 +298,12 @@ bool User::MayRun(std::span<RedisModuleString*> command) const {
          errno == ENOENT;
 }
 
+bool User::MayPublish(std::span<RedisModuleString*> command) const {
+  return user_ != nullptr &&
+         RedisModule_ACLCheckCommandPermissions(user_, command.data(),
+                                                static_cast<int>(command.size())) == REDISMODULE_OK;
+}
+
 bool User::MayInspect(RedisModuleString* key) const { return MayRunOn(kInfoCommand, key); }
 
 bool User::MayInspect(RedisModuleCtx* ctx, LockName lock) const {
@@ -312,11 +318,9 @@ bool User::MayGet(RedisModuleString* key) const { return MayRunOn("GET", key); }
 // Unlike MayRun, this returns false for a command that does not exist.
 bool User::MayRunOn(std::string_view command, RedisModuleString* key) const {
   if (user_ == nullptr) return false;
-  std::array argv = {RedisModule_CreateString(nullptr, command.data(), command.size()), key};
-  const bool may =
-      RedisModule_ACLCheckCommandPermissions(user_, argv.data(), argv.size()) == REDISMODULE_OK;
-  RedisModule_FreeString(nullptr, argv.front());
-  return may;
+  const StringOf name(command);
+  std::array argv = {name.get(), key};
+  return RedisModule_ACLCheckCommandPermissions(user_, argv.data(), argv.size()) == REDISMODULE_OK;
 }
 
 namespace {

@@ -74,6 +74,21 @@ inline std::string_view ToView(const RedisModuleString* string) {
   return {bytes, size};
 }
 
+// A string of the server that belongs to no context.
+class StringOf {
+ public:
+  explicit StringOf(std::string_view bytes)
+      : string_(RedisModule_CreateString(nullptr, bytes.data(), bytes.size())) {}
+  ~StringOf() { RedisModule_FreeString(nullptr, string_); }
+  StringOf(const StringOf&) = delete;
+  StringOf& operator=(const StringOf&) = delete;
+
+  RedisModuleString* get() const { return string_; }
+
+ private:
+  RedisModuleString* string_;
+};
+
 // The text of a reply to RedisModule_Call; empty if there is none.
 std::string TextOf(RedisModuleCallReply* reply);
 
@@ -193,6 +208,8 @@ class User {
   // Whether the user may run the command on the keys and channels that it names. True for a command
   // that does not exist: the server refuses it with its own error.
   bool MayRun(std::span<RedisModuleString*> command) const;
+  // PUBLISH or SPUBLISH, with a channel and a message. False if the server has no such command.
+  bool MayPublish(std::span<RedisModuleString*> command) const;
   // LOCK.INFO on this key. A user without this right sees nothing about its holders.
   bool MayInspect(RedisModuleString* key) const;
   bool MayInspect(RedisModuleCtx* ctx, LockName lock) const;

@@ -100,6 +100,7 @@ void Slots::Update(ClusterView& cluster, FineInstant now) {
   checked_at_ = ToInstant(now);
   const ClusterMap* map = cluster.Map();
   check_cost_ = cluster.cost();
+  slots_may_be_lost_ = slots_may_be_lost_ || cluster.is_down();
   if (map == nullptr) return;
   const bool same_epoch = epoch_.has_value() && cluster.epoch() == epoch_;
   epoch_ = cluster.epoch();
@@ -113,6 +114,7 @@ void Slots::Update(ClusterView& cluster, FineInstant now) {
                            ? (known_.gone | known_.ours) & ~(map->ours() | map->arriving())
                            : SlotSet();
   known_ = {map->ours(), map->leaving(), map->arriving(), gone};
+  slots_may_be_lost_ = slots_may_be_lost_ || changed;
   if (!tokens_.issuing()) return;
   const bool started = tokens_.TakeUnannouncedStart();  // this has already set the clock ahead
   if (came.any() && !started) tokens_.OnSlotsArrived(now);
@@ -177,7 +179,7 @@ bool Slots::Refresh(RedisModuleCtx* ctx, ClusterView& cluster, FineInstant now) 
   const bool check = IsDue(NextCheck(), checked_at_, moment);
   if (check) Update(cluster, now);
   if (IsDue(NextBroadcast(), broadcast_at_, moment)) BroadcastClock(ctx, now);
-  return check;
+  return check && std::exchange(slots_may_be_lost_, false);
 }
 
 bool Slots::MovesAway(std::string_view key) const {

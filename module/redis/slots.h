@@ -43,6 +43,8 @@ class ClusterView {
   const ClusterMap* Map();
   // The number that increases whenever a node takes over slots of another. Requires Map().
   std::optional<uint64_t> epoch() const { return epoch_; }
+  // Whether it serves no slots at all. Requires Map().
+  bool is_down() const { return down_; }
   // About how long it takes to query the server and to parse its reply.
   Micros cost() const { return cost_; }
 
@@ -82,8 +84,8 @@ class Slots {
   Due NextRefresh() const;
   // Whether other nodes have to hear of a start.
   bool has_news() const { return tokens_.has_unannounced_start(); }
-  // Checks if a check is due, and returns whether it did. Must be called in every pass of the event
-  // loop.
+  // Checks if a check is due. Returns whether slots may have been lost since the last check that
+  // returned it. Must be called in every pass of the event loop.
   bool Refresh(RedisModuleCtx* ctx, ClusterView& cluster, FineInstant now);
   // Whether a lock that the server is removing while it is held is moving to another node or has
   // already moved there. Where that is not known, as for a MIGRATE in MULTI, the lock counts as
@@ -133,6 +135,7 @@ class Slots {
   bool change_suspected_ = true;         // a command that may change the slots was seen since then
   int checks_left_ = 0;                  // how many more checks will follow soon
   std::optional<Instant> broadcast_at_;  // when we last sent our clock to other nodes
+  bool slots_may_be_lost_ = true;        // since Refresh last returned it
   bool wants_broadcast_ = false;         // whether there is reason to send it again
 
   // Whether the last command seen, which may be running, is a MIGRATE.

@@ -310,6 +310,120 @@ def others_can_wait(server: Server, n):
     yield cost
 
 
+def queue(server, n, key, owner, *options, wait_ms=600_000):
+    """Creates n waits that block nobody, for key(i) by owner(i), over one connection."""
+    server.ask("CONFIG", "SET", "turnstile.max-queued", 4 * n + 100)
+    client = server.connect()
+    client.do_all(("LOCK.ACQUIRE", key(i), owner(i), *LEASE, "WAIT", wait_ms, "NOTIFY", "news",
+                   f"id{i}", *options) for i in range(n))
+    return client
+
+
+def hold_each(server, n):
+    server.do_all(("LOCK.ACQUIRE", f"a{i}", "holder", *LEASE) for i in range(n))
+
+
+def one_owner_queues(server: Server, n):
+    hold_each(server, n)
+    queue(server, n, lambda i: f"a{i}", lambda _: "owner")
+    while True:
+        with server.measure(SOME_CALLS) as cost:
+            for i in range(SOME_CALLS):
+                server.ask("LOCK.ACQUIRE", f"a{i}", "owner", *LEASE, *WAIT, "NOTIFY", "news", f"id{i}")
+        yield cost
+
+
+def session_of_waits_closes(server: Server, n):
+    hold_each(server, n)
+    client = queue(server, n, lambda i: f"a{i}", lambda i: f"waiter{i}", "SESSION")
+    with server.measure_stalls(lambda: server.queued() == 0) as cost:
+        client.close()
+    yield cost
+
+
+def queued_time_out_together(server: Server, n):
+    hold_each(server, n)
+    wait_s = a_while_s(server, n // 5)
+    end = time.monotonic() + wait_s
+    queue(server, n, lambda i: f"a{i}", lambda i: f"waiter{i}", wait_ms=int(wait_s * 1000))
+    with server.measure_stalls(lambda: server.queued() == 0) as cost:
+        with server.frozen():
+            must_be_before(end)
+            let_pass_while_frozen(wait_s + 0.05)
+    yield cost
+
+
+def queued_are_not_received(server: Server, n):
+    server.ask("LOCK.ACQUIRE", "a", "holder", *LEASE)
+    queue(server, n, lambda _: "a", lambda i: f"waiter{i}")
+    with server.measure_stalls(lambda: server.queued() == 0) as cost:
+        server.ask("LOCK.RELEASE", "a", "holder")
+    yield cost
+
+
+def bound_leases_end_together(server: Server, n):
+    lease_s = a_while_s(server, n // 5)
+    end = time.monotonic() + lease_s
+    server.do_all(("LOCK.ACQUIRE", f"a{i}", "holder", "PX", int(lease_s * 1000), "NOTIFY", "news",
+                   f"id{i}") for i in range(n))
+    with server.measure_stalls(lambda: server.ask("DBSIZE") == 0) as cost:
+        with server.frozen():
+            must_be_before(end)
+            let_pass_while_frozen(lease_s + 0.05)
+    yield cost
+
+
+def try_beside_weights_that_ended(server: Server, n):
+    allow_holders(server, n + 2)
+    limit = ("LIMIT", 100_000)
+    server.ask("LOCK.ACQUIRE", "a", "owner", *LEASE, *limit, "WEIGHT", 2)
+    lease_s = a_while_s(server, n // 5)
+    end = time.monotonic() + lease_s
+    server.do_all(("LOCK.ACQUIRE", "a", f"short{i}", "PX", int(lease_s * 1000), *limit, "WEIGHT", 2)
+                  for i in range(n))
+    must_be_before(end)
+    server.wait_for(lambda: holding(server, "a") == 1)
+    while True:
+        with server.measure(SOME_CALLS) as cost:
+            for _ in range(SOME_CALLS):
+                # Not granted, so what has ended stays.
+                assert server.ask("LOCK.ACQUIRE", "a", "other", *LEASE, "LIMIT", 2) is None
+        yield cost
+
+
+def time_outs_heard_by_many(server: Server, n):
+    """500 waits, and n connections that are told of each."""
+    waits = 500
+    hold_each(server, waits)
+    listeners = [server.connect() for _ in range(n)]
+    for listener in listeners:
+        listener.ask("SUBSCRIBE", "news")
+    wait_s = a_while_s(server, waits)
+    end = time.monotonic() + wait_s
+    queue(server, waits, lambda i: f"a{i}", lambda i: f"waiter{i}", wait_ms=int(wait_s * 1000))
+    with server.measure_stalls(lambda: server.queued() == 0) as cost:
+        with server.frozen():
+            must_be_before(end)
+            let_pass_while_frozen(wait_s + 0.05)
+    yield cost
+
+
+def max_line_with_long_names(server: Server, n):
+    """The owner waits 65 times, each time for 65 locks; then for one lock of each wait."""
+    names = [[b"k" * n + b"%02d%02d" % (i, j) for j in range(LINES)] for i in range(LINES)]
+    for line in names:
+        server.ask("LOCK.ACQUIRE", line[0], "holder", *LEASE, *also(line[1:]))
+    while True:
+        for line in names:
+            server.ask("LOCK.ACQUIRE", line[0], "owner", *LEASE, *WAIT, "NOTIFY", "news", "id",
+                       *also(line[1:]))
+        crossing = [line[0] for line in names]
+        with server.measure() as cost:
+            server.ask("LOCK.ACQUIRE", crossing[0], "owner", *LEASE, *WAIT, "MAXLINE", 1,
+                       "NOTIFY", "news", "id", *also(crossing[1:]))
+        yield cost
+
+
 ROWS = [
     Row("1", "one of n that wait in 65 lines closes", one_leaves,
         (100, 200, 400), (400, 800, 1600), goal_ms=50, goal_at=400, connections=1),
@@ -348,4 +462,25 @@ ROWS = [
         (100, 200, 400), (1250, 2500, 5000), goal_ms=20, goal_at=5000, connections=1),
     Row("15", "n leases end together, and somebody waits for each", leases_end_together,
         (250, 500, 1000), (1250, 2500, 5000), stall_goal_ms=20, connections=1),
+    # All n are dealt with, and more of them fit less well into the caches: growth is above 2.
+    Row("16", "n waits of one owner by NOTIFY: it asks again for one", one_owner_queues,
+        (5000, 10_000, 20_000), (25_000, 50_000, 100_000), goal_ms=3, goal_at=100_000),
+    Row("17", "a session of n waits by NOTIFY closes", session_of_waits_closes,
+        (5000, 10_000, 20_000), (25_000, 50_000, 100_000), growth=3.4, stall_goal_ms=20),
+    Row("18", "n waits by NOTIFY time out together", queued_time_out_together,
+        (5000, 10_000, 20_000), (25_000, 50_000, 100_000), growth=3.4, stall_goal_ms=20),
+    Row("19", "n waits by NOTIFY in one line, and nobody receives anything",
+        queued_are_not_received, (5000, 10_000, 20_000), (25_000, 50_000, 100_000),
+        growth=3.4, stall_goal_ms=20),
+    # The server itself takes up to 25 ms in one go when many keys expire.
+    Row("20", "n leases bound to a channel end together", bound_leases_end_together,
+        (2500, 5000, 10_000), (25_000, 50_000, 100_000), stall_goal_ms=45),
+    Row("21", "n holders of weight 2 have ended: a request that does not fit",
+        try_beside_weights_that_ended, (2499, 4998, 9996), (24_999, 49_998, 99_996),
+        goal_ms=3, goal_at=99_996),
+    Row("22", "n clients are told of 500 waits by NOTIFY that time out together",
+        time_outs_heard_by_many, (200, 400, 800), (500, 1000, 2000), growth=3.4, stall_goal_ms=10,
+        connections=1),
+    Row("23", "MAXLINE by an owner that waits 65 times in 65 lines, names of n bytes",
+        max_line_with_long_names, (1000, 2000, 4000), (1000, 2000, 4000), goal_ms=20, goal_at=4000),
 ]

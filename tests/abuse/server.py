@@ -225,6 +225,9 @@ class Server:
     def waiting(self):
         return self.info("clients", "blocked_clients")
 
+    def queued(self):
+        return self.info("turnstile", "turnstile_queued")
+
     def wait_until_waiting(self, count):
         self.wait_for(lambda: self.waiting() == count)
 

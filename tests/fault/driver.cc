@@ -37,9 +37,17 @@ constexpr Time kPatience = 3 * kSecond;
 // The server has noticed by then that a connection was closed.
 constexpr Time kCloseNoticed = 20 * kMillisecond;
 
-constexpr uint16_t kLimit = 2;
+// A client that only listens asks so often whether anybody is there.
+constexpr Time kPingEvery = 40 * kMillisecond;
+// Who wants to listen first gives up after this.
+constexpr Time kListenWithin = 100 * kMillisecond;
+
+constexpr uint16_t kLimit = 3;
 
 std::string OwnerName(uint32_t owner) { return "o" + std::to_string(owner); }
+std::string TagOf(std::string_view owner_name) {
+  return "a client's " + std::string(owner_name.substr(1));
+}
 
 std::string_view FirstWord(std::string_view text) { return text.substr(0, text.find(' ')); }
 
@@ -85,6 +93,8 @@ class Driver::Peer {
   Peer& operator=(const Peer&) = delete;
 
   Time wake() const { return wake_; }
+  const Address& at() const { return at_; }
+  bool connected() const { return fd_ >= 0; }
 
   void Turn(Time now) {
     if (generation_ != driver_.generation_) {
@@ -174,6 +184,10 @@ class Driver::Peer {
   }
 
   void Lose() { Lose(Now()); }
+  // The server has ended the connection, as was heard elsewhere.
+  void LearnOfEnd() {
+    if (fd_ >= 0) Lose(alive_at_);
+  }
 
   // When the connection was there for the last time, as far as this client can know.
   Time ended() const { return ended_; }
@@ -197,6 +211,13 @@ class Driver::Peer {
       redirected_.reset();
     }
     return true;
+  }
+
+  // From now on it goes there, until the route changes.
+  void GoTo(const Address& address) {
+    if (at_.host == address.host && at_.port == address.port) return;
+    if (fd_ >= 0) Lose();
+    redirected_ = address;
   }
 
   bool asks_elsewhere() const { return ask_once_; }
@@ -306,13 +327,64 @@ class Driver::Peer {
   uint64_t generation_ = 0;
 };
 
+// --- Where a client listens ---------------------------------------------------------------------
+
+class Driver::Subscriber : public Peer {
+ public:
+  Subscriber(Driver& driver, uint64_t seed, bool half, size_t number)
+      : Peer(driver, seed, half),
+        channel_(driver.workload_.prefix + "of client " + std::to_string(number)) {}
+
+  void set_worker(Worker* worker) { worker_ = worker; }
+  const std::string& channel() const { return channel_; }
+
+  // Whether it listens at that server.
+  bool IsAt(const Address& address) const {
+    return subscribed_ && at().host == address.host && at().port == address.port;
+  }
+  void ListenAt(const Address& address) { GoTo(address); }
+  // It comes back at once.
+  void HangUp() {
+    if (connected()) Lose();
+  }
+
+ private:
+  void Act(Time now) override {
+    wake_ = now + kPingEvery;
+    if (!Connect()) {
+      wake_ = now + kBeforeReconnecting;
+    } else if (!asked_) {
+      asked_ = true;
+      heard_ = now;
+      Send({driver_.workload_.sharded ? "SSUBSCRIBE" : "SUBSCRIBE", channel_});
+    } else if (now - heard_ > kPatience) {
+      Lose();
+    } else if (subscribed_) {
+      Send({"PING"});
+    }
+  }
+
+  void OnReply(const redisReply& reply) override;
+  void OnLost() override;
+
+  const std::string channel_;
+  Worker* worker_ = nullptr;
+  bool asked_ = false;
+  bool subscribed_ = false;
+  Time heard_ = 0;
+};
+
 // --- A client with work to do -------------------------------------------------------------------
 
 class Driver::Worker : public Peer {
  public:
-  using Peer::Peer;
+  Worker(Driver& driver, uint64_t seed, bool half, Subscriber* subscriber)
+      : Peer(driver, seed, half), subscriber_(subscriber) {}
 
-  bool idle() const { return pending_.empty(); }
+  bool idle() const { return pending_.empty() && awaited_.empty(); }
+
+  void OnMessage(std::string_view text);
+  void OnSubscriptionLost();
 
  private:
   struct Hold {
@@ -330,6 +402,18 @@ class Driver::Worker : public Peer {
     int releases = 0;       // that are needed, as far as it knows
     int deeds = 0;          // still to be done
     bool changing = false;  // it is asked for in the other mode
+    uint16_t weight = 1;
+    bool other_weight = false;  // it was asked for by another one than it has, perhaps
+    uint16_t max_line = 0;
+    Time max_hold = 0;
+    bool tagged = false;
+    bool told = false;     // of a hold, ever
+    std::string id;        // by which it is notified; none: it blocks
+    std::string bound;     // the id that the hold is bound to
+    Time asked_since = 0;  // by the present id, without an outcome
+    int asks = 0;          // by it
+    Time listens_by = 0;   // it gives up to listen first
+    bool cancelled = false;
   };
 
   void Act(Time now) override {
@@ -338,6 +422,18 @@ class Driver::Worker : public Peer {
         Lose();
       } else if (dies_at_ != 0 && now >= dies_at_) {
         Die();
+      }
+      return;
+    }
+    if (!awaited_.empty()) {
+      if (driver_.quiet_ && !hold_->cancelled && Connect()) {
+        LeaveLine();
+      } else if (driver_.quiet_ || now >= outcome_by_) {
+        LoseAwaited();
+        if (hold_->cancelled) Forget();
+        wake_ = now;
+      } else if (acts_in_line_at_ != 0 && now >= acts_in_line_at_) {
+        ActInLine(now);
       }
       return;
     }
@@ -391,7 +487,21 @@ class Driver::Worker : public Peer {
     hold.session = workload.sessions && OneIn(5);
     hold.reentrant = hold.locks.size() == 1 && hold.sharing != Sharing::kLimit && OneIn(6);
     if (hold.sharing == Sharing::kExclusive && OneIn(10)) hold.floor = Above(last_token_);
+    if (hold.sharing == Sharing::kLimit && OneIn(2)) {
+      hold.weight = static_cast<uint16_t>(Between(1, kLimit));
+    }
+    if (hold.wait > 0 && OneIn(5)) hold.max_line = static_cast<uint16_t>(Between(1, 6));
+    if (OneIn(5)) hold.max_hold = hold.lease + Between(0, 60) * kMillisecond;
+    hold.tagged = OneIn(3);
     hold_ = std::move(hold);
+    if (subscriber_ != nullptr && OneIn(2)) UseNewId();
+  }
+
+  // One that nobody can guess.
+  void UseNewId() {
+    hold_->id = OwnerName(hold_->owner) + ":" + std::to_string(Below(uint64_t{1} << 62));
+    hold_->asked_since = 0;
+    hold_->asks = 0;
   }
 
   // Somewhat above the token and above what the clock would give. The server may refuse it.
@@ -415,7 +525,25 @@ class Driver::Worker : public Peer {
     }
   }
 
+  // Who is to be notified listens first, at the same server.
+  bool Listens() {
+    if (hold_->id.empty() || subscriber_->IsAt(at())) return true;
+    const Time now = Now();
+    if (hold_->listens_by == 0) hold_->listens_by = now + kListenWithin;
+    if (now >= hold_->listens_by) {
+      hold_->id.clear();
+      return true;
+    }
+    subscriber_->ListenAt(at());
+    wake_ = now + kMillisecond;
+    return false;
+  }
+
   void Ask() {
+    // Messages of earlier calls by the same id may be on their way.
+    const int most = hold_->bound == hold_->id ? 1 : 0;
+    if (!hold_->id.empty() && hold_->asked_since == 0 && hold_->asks > most) UseNewId();
+    if (!Listens()) return;
     Command command = Named("LOCK.ACQUIRE");
     const auto option = [&](const char* name, int64_t value) {
       command.insert(command.end(), {name, std::to_string(value)});
@@ -425,6 +553,14 @@ class Driver::Worker : public Peer {
     if (hold_->linger > 0) option("LINGER", hold_->linger / kMillisecond);
     if (hold_->sharing == Sharing::kShared) command.emplace_back("SHARED");
     if (hold_->sharing == Sharing::kLimit) option("LIMIT", kLimit);
+    if (hold_->weight > 1) option("WEIGHT", hold_->weight);
+    if (hold_->wait > 0 && hold_->max_line > 0) option("MAXLINE", hold_->max_line);
+    const Time max_hold = hold_->max_hold == 0 ? 0 : std::max(hold_->max_hold, hold_->lease);
+    if (max_hold > 0) option("MAXHOLD", max_hold / kMillisecond);
+    if (hold_->tagged) command.insert(command.end(), {"TAG", TagOf(OwnerName(hold_->owner))});
+    if (!hold_->id.empty()) {
+      command.insert(command.end(), {"NOTIFY", subscriber_->channel(), hold_->id});
+    }
     if (hold_->session) command.emplace_back("SESSION");
     if (hold_->reentrant) command.emplace_back("REENTRANT");
     if (hold_->floor > 0) option("FLOOR", hold_->floor);
@@ -437,6 +573,13 @@ class Driver::Worker : public Peer {
     op.wait = hold_->wait;
     op.linger = hold_->linger;
     op.lease = hold_->lease;
+    op.max_line = hold_->max_line;
+    op.max_hold = max_hold;
+    op.notified = !hold_->id.empty();
+    op.bound = op.notified && hold_->bound == hold_->id;
+    if (op.notified && hold_->asked_since == 0) hold_->asked_since = Now();
+    if (op.notified) ++hold_->asks;
+    hold_->listens_by = 0;
     ++hold_->attempts;
     Request(command, op, hold_->locks);
     if (OneIn(100)) wake_ = dies_at_ = Now() + Between(0, hold_->wait);
@@ -449,7 +592,14 @@ class Driver::Worker : public Peer {
       hold_->changing = true;
     } else if (hold_->sharing == Sharing::kExclusive && OneIn(3)) {
       hold_->floor = Above(hold_->token);
+    } else if (hold_->sharing == Sharing::kLimit && OneIn(3)) {
+      hold_->weight = static_cast<uint16_t>(hold_->weight % kLimit + 1);
+      hold_->other_weight = true;
     }
+    if (OneIn(4)) hold_->max_hold = hold_->lease + Between(0, 30) * kMillisecond;
+    // By the channel and id of the hold, by another id, or by none.
+    if (hold_->changing || OneIn(3)) hold_->id.clear();
+    if (hold_->id.empty() && subscriber_ != nullptr && OneIn(2)) UseNewId();
     Ask();
   }
 
@@ -511,6 +661,7 @@ class Driver::Worker : public Peer {
 
   // Leaves what it holds to itself. The lease ends that, or sooner the end of this connection.
   void Forget() {
+    LoseAwaited();
     if (hold_ && hold_->session && hold_->token != 0) RecordClose(Answer::kLost, Now());
     hold_.reset();
   }
@@ -535,6 +686,7 @@ class Driver::Worker : public Peer {
     op.owner = hold_->owner;
     op.sharing = hold_->sharing;
     op.limit = kLimit;
+    op.weight = hold_->weight;
     op.several = hold_->locks.size() > 1;
     op.direct = direct();
     op.server = server();
@@ -555,8 +707,10 @@ class Driver::Worker : public Peer {
     // In scripts and transactions a wait would be one try.
     // (Inside a script there is no connection that a hold could be bound to.)
     const bool binds = op.verb == Verb::kAcquire && hold_->session;
-    const bool in_script = op.wait == 0 && op.verb != Verb::kFence && !binds && OneIn(12);
-    in_transaction_ = op.wait == 0 && OneIn(12);
+    // A request that is to be notified waits there too.
+    const bool blocks = op.wait > 0 && !op.notified;
+    const bool in_script = !blocks && op.verb != Verb::kFence && !binds && OneIn(12);
+    in_transaction_ = !blocks && unread_ == 0 && OneIn(12);
     if (in_script) Count(&Traffic::scripts);
     if (in_transaction_) Count(&Traffic::transactions);
     Send(in_script ? InScript(command, locks) : command, in_transaction_);
@@ -597,19 +751,28 @@ class Driver::Worker : public Peer {
   }
 
   void Answered(Answer answer, int64_t token = 0) {
+    Count(&Traffic::requests);
+    Record(pending_, answer, token);
+  }
+
+  // Writes down how these operations ended, and forgets them.
+  void Record(std::vector<Operation>& operations, Answer answer, int64_t token) {
     const Time now = Now();
     const std::lock_guard guard(driver_.mutex_);
-    ++driver_.traffic_.requests;
-    for (Operation& op : pending_) {
+    for (Operation& op : operations) {
       op.answer = answer;
       op.answered = now;
       if (token != 0) op.token = token;
       driver_.history_.operations.push_back(op);
     }
-    pending_.clear();
+    operations.clear();
   }
 
   void OnReply(const redisReply& reply) override {
+    if (unread_ > 0) {  // a message came before it
+      --unread_;
+      return;
+    }
     if (pending_.empty()) return;
     const Time now = Now();
     const Verb verb = pending_[0].verb;
@@ -617,41 +780,131 @@ class Driver::Worker : public Peer {
     wake_ = now;
     if (reply.type == REDIS_REPLY_ERROR) return OnError(TextOf(reply), verb);
     if (reply.type == REDIS_REPLY_NIL) {
+      if (verb == Verb::kAcquire && pending_[0].max_line > 0 && pending_[0].wait > 0 &&
+          now - pending_[0].sent < pending_[0].wait) {
+        Count(&Traffic::shed);
+      }
       Answered(Answer::kNull);
       if (verb == Verb::kAcquire) Refused();
       wake_ = now + Between(0, 2) * kMillisecond;
     } else if (reply.type != REDIS_REPLY_INTEGER) {
       Unexpected("a reply of another type");
       Answered(Answer::kError);
+    } else if (verb == Verb::kAcquire && reply.integer == 0 && pending_[0].notified &&
+               pending_[0].wait > 0) {
+      StandInLine(now);
     } else if (verb == Verb::kAcquire) {
+      const Operation asked = pending_[0];
       Answered(Answer::kToken, reply.integer);
-      const bool once_more = hold_->reentrant && hold_->token != 0;
-      if (once_more) Count(&Traffic::reentries);
-      if (hold_->changing) {
-        Count(hold_->sharing == Sharing::kShared ? &Traffic::downgrades : &Traffic::upgrades);
-      }
-      if (hold_->floor == reply.integer) Count(&Traffic::floors);
-      hold_->changing = false;
-      hold_->releases = once_more ? hold_->releases + 1 : 1;
-      last_token_ = std::max<int64_t>(last_token_, reply.integer);
-      if (hold_->token == 0) {
-        hold_->deeds = static_cast<int>(Below(5));
-        if (OneIn(20)) hold_->deeds = 20;
-      }
-      hold_->token = reply.integer;
+      TakeGrant(asked, reply.integer);
     } else if (verb == Verb::kFence) {
       // With THEN it is the result of the guarded INCR, which is not 0 either.
       Answered(reply.integer != 0 ? Answer::kYes : Answer::kNo);
     } else {
       const auto count = static_cast<uint64_t>(reply.integer);
       // Of several some: nobody knows which.
-      Answered(count == pending_.size() ? Answer::kYes : count == 0 ? Answer::kNo : Answer::kLost);
-      if (verb == Verb::kRelease && !stranger && (--hold_->releases <= 0 || count == 0)) {
+      const bool all = count == pending_.size();
+      Answered(all ? Answer::kYes : count == 0 ? Answer::kNo : Answer::kLost);
+      if (verb == Verb::kTouch && std::exchange(confirming_, false)) {
+        if (all) {
+          Count(&Traffic::confirmed);
+        } else {
+          hold_->deeds = 0;  // it releases what it may have
+        }
+      }
+      if (verb == Verb::kRelease && !stranger && !awaited_.empty()) {
+        wake_ = outcome_by_;  // what it waited for ends with an error
+      } else if (verb == Verb::kRelease && !stranger && (--hold_->releases <= 0 || count == 0)) {
         hold_.reset();
       }
     }
     EndExcursion();
   }
+
+  void TakeGrant(const Operation& asked, int64_t token) {
+    const bool once_more = hold_->reentrant && hold_->token != 0 && !asked.bound;
+    if (once_more) Count(&Traffic::reentries);
+    if (hold_->changing) {
+      Count(hold_->sharing == Sharing::kShared ? &Traffic::downgrades : &Traffic::upgrades);
+    }
+    if (hold_->floor == token) Count(&Traffic::floors);
+    if (asked.weight > 1) Count(&Traffic::heavy);
+    if (asked.max_hold > 0) Count(&Traffic::capped);
+    if (hold_->tagged) Count(&Traffic::tagged);
+    hold_->changing = false;
+    if (once_more) {
+      ++hold_->releases;
+    } else if (!asked.bound || hold_->releases == 0) {
+      hold_->releases = 1;
+    }
+    last_token_ = std::max(last_token_, token);
+    if (hold_->token == 0) {
+      hold_->deeds = static_cast<int>(Below(5));
+      if (OneIn(20)) hold_->deeds = 20;
+    }
+    hold_->token = token;
+    hold_->told = true;
+    hold_->asked_since = 0;
+    if (asked.notified) hold_->bound = hold_->id;
+  }
+
+  // The answer is that a message will tell.
+  void StandInLine(Time now) {
+    {
+      const std::lock_guard guard(driver_.mutex_);
+      ++driver_.traffic_.requests;
+      ++driver_.traffic_.in_line;
+    }
+    awaited_ = std::exchange(pending_, {});
+    for (Operation& op : awaited_) op.queued = now;
+    outcome_by_ = awaited_[0].sent + awaited_[0].wait + kPatience;
+    wake_ = outcome_by_;
+    acts_in_line_at_ = 0;
+    if (OneIn(8)) wake_ = acts_in_line_at_ = now + Between(0, awaited_[0].wait);
+    if (!subscriber_->IsAt(at())) {  // it was sent elsewhere, and does not listen there
+      LoseAwaited();
+      wake_ = now;
+    }
+    EndExcursion();
+  }
+
+  void ActInLine(Time now) {
+    acts_in_line_at_ = 0;
+    wake_ = outcome_by_;
+    const uint64_t dice = Below(8);
+    if (dice == 0) {
+      subscriber_->HangUp();  // and so it hears nothing
+    } else if (!Connect()) {
+      wake_ = acts_in_line_at_ = now + kBeforeReconnecting;
+    } else if (dice < 3) {
+      LeaveLine();
+    } else {  // in its own place, or in that of a call that blocks or has another id
+      LoseAwaited();
+      if (dice == 3) UseNewId();
+      if (dice == 4) hold_->id.clear();
+      Ask();
+    }
+  }
+
+  void LeaveLine() {
+    Count(&Traffic::left_the_line);
+    hold_->cancelled = true;
+    Command command = Named("LOCK.RELEASE");
+    AddOthers(command);
+    Request(command, Prepared(Verb::kRelease), hold_->locks);
+  }
+
+  // It will not hear any more what becomes of that, or does not want to.
+  void LoseAwaited() {
+    if (awaited_.empty()) return;
+    Count(&Traffic::unheard);
+    Record(awaited_, Answer::kLost, 0);
+    if (hold_) hold_->changing = false;
+  }
+
+  void TakeOutcome(std::string_view kind, std::string_view rest, bool busy);
+  void TakeLoss(std::string_view rest);
+  void Confirm();
 
   // Who wanted to write and may not still reads.
   void Refused() {
@@ -684,7 +937,12 @@ class Driver::Worker : public Peer {
         word == "OOM" && (verb == Verb::kRelease || verb == Verb::kTouch) && !in_transaction_;
     const bool floor_refused =
         hold_ && hold_->floor > 0 && error.find("FLOOR is too far ahead") != std::string_view::npos;
-    if (refused || (!IsExpected(word) && !holds_some && !floor_refused)) Unexpected(error);
+    // Who has it by another weight is refused.
+    const bool weight_refused =
+        hold_ && hold_->other_weight && error.find("another weight") != std::string_view::npos;
+    const bool expected = IsExpected(word) || holds_some || floor_refused || weight_refused;
+    if (refused || !expected) Unexpected(error);
+    confirming_ = false;
     std::vector<Operation> refused_ones = pending_;
     Answered(MayHaveBeenGranted(error) ? Answer::kLost : Answer::kError);
     if (Redirect(error)) {
@@ -694,6 +952,7 @@ class Driver::Worker : public Peer {
       return;
     }
     if (floor_refused) hold_->floor = 0;
+    if (weight_refused) hold_->weight = static_cast<uint16_t>(1 + (hold_->weight + 1) % kLimit);
     EndExcursion();
     wake_ = Now() + Between(1, 10) * kMillisecond;
     if (holds_some || OneIn(2)) {
@@ -714,8 +973,15 @@ class Driver::Worker : public Peer {
     const Time now = Now();
     const bool asked = !pending_.empty() && pending_[0].verb == Verb::kAcquire;
     if (!pending_.empty()) Answered(Answer::kLost);
+    unread_ = 0;
+    confirming_ = false;
     wake_ = now + kBeforeReconnecting;
     if (!hold_) return;
+    // A wait by messages belongs to its owner, not to the connection.
+    if (!awaited_.empty()) {
+      if (hold_->token == 0 && !hold_->session) return;
+      LoseAwaited();
+    }
     hold_->changing = false;
     if (hold_->session && hold_->token != 0) {
       RecordClose(driver_.workload_.sessions_end && !by_half() ? Answer::kYes : Answer::kLost,
@@ -729,14 +995,201 @@ class Driver::Worker : public Peer {
     }
   }
 
+  Subscriber* const subscriber_;  // or null
   std::optional<Hold> hold_;
   int64_t last_token_ = 0;
+  std::vector<Operation> awaited_;  // in line: messages tell what becomes of it
+  Time outcome_by_ = 0;
+  Time acts_in_line_at_ = 0;
+  int unread_ = 0;                  // answers that say nothing any more
+  bool confirming_ = false;         // it touches what a message told of
   std::vector<Operation> pending_;  // one for each lock of the request
   Command command_;
   bool in_transaction_ = false;
   Time give_up_ = 0;
   Time dies_at_ = 0;
 };
+
+// --- Messages -----------------------------------------------------------------------------------
+
+void Driver::Subscriber::OnReply(const redisReply& reply) {
+  heard_ = Now();
+  if (reply.type == REDIS_REPLY_ERROR) {
+    if (Redirect(TextOf(reply))) {
+      wake_ = heard_;
+      return OnLost();
+    }
+    return Lose();
+  }
+  if (reply.type != REDIS_REPLY_ARRAY || reply.elements < 2) return;
+  const std::string_view what = TextOf(*reply.element[0]);
+  if (what == "subscribe" || what == "ssubscribe") {
+    subscribed_ = true;
+    const std::lock_guard guard(driver_.mutex_);
+    ++driver_.traffic_.subscriptions;
+  } else if (what == "sunsubscribe") {  // the slot has gone
+    Lose();
+  } else if ((what == "message" || what == "smessage") && reply.elements == 3) {
+    worker_->OnMessage(TextOf(*reply.element[2]));
+  }
+}
+
+void Driver::Subscriber::OnLost() {
+  asked_ = false;
+  wake_ = Now() + kBeforeReconnecting;
+  if (std::exchange(subscribed_, false)) worker_->OnSubscriptionLost();
+}
+
+// What may have been told meanwhile is asked for again.
+void Driver::Worker::OnSubscriptionLost() {
+  if (awaited_.empty()) return;
+  LoseAwaited();
+  if (!pending_.empty()) return;
+  if (hold_->cancelled) Forget();
+  wake_ = Now();
+}
+
+// The first word, which is taken off.
+std::string_view TakeWord(std::string_view& text) {
+  const std::string_view word = FirstWord(text);
+  text.remove_prefix(std::min(word.size() + 1, text.size()));
+  return word;
+}
+
+void Driver::Worker::OnMessage(std::string_view text) {
+  Count(&Traffic::messages);
+  const std::string_view id = TakeWord(text);
+  if (!hold_ || id != hold_->id) return;
+  const std::string_view kind = TakeWord(text);
+  if (kind == "lost") return TakeLoss(text);
+  // The message may come before the answer that says that it is in line.
+  const bool asking =
+      !pending_.empty() && pending_[0].verb == Verb::kAcquire && pending_[0].notified;
+  if (awaited_.empty() && !asking) return;
+  // It asked again for what it knew. (In line it may be told of a hold that a stranger brought
+  // back.)
+  const bool in_line = !awaited_.empty() && hold_->asked_since >= awaited_[0].sent - kMillisecond;
+  if (kind == "granted" && !in_line && hold_->token != 0 &&
+      FirstWord(text) == std::to_string(hold_->token)) {
+    return;
+  }
+  if (asking) {
+    LoseAwaited();
+    awaited_ = std::exchange(pending_, {});
+    ++unread_;
+  }
+  const bool busy = !pending_.empty();
+  // Of a call that took over the place of another one it may be the other's message: then nobody
+  // knows what becomes of this one. And a server that is not the one that was asked may publish
+  // what it does not write.
+  const bool takes_over = hold_->asked_since < awaited_[0].sent - kMillisecond;
+  const bool elsewhere = !subscriber_->IsAt(at());
+  if (takes_over || elsewhere) {
+    std::vector<Operation> merged = awaited_;
+    LoseAwaited();
+    // Nor whether it is older than what it was told since, or than the end of its session.
+    if (hold_->told || elsewhere || hold_->session) {
+      if (busy) return;
+      if (hold_->cancelled) return Forget();
+      UseNewId();
+      wake_ = Now();
+      return;
+    }
+    awaited_ = std::move(merged);
+    for (Operation& op : awaited_) {
+      op.wait += op.sent - hold_->asked_since;
+      op.sent = hold_->asked_since;
+      op.direct = false;
+      op.queued = 0;
+    }
+  }
+  hold_->asked_since = 0;
+  TakeOutcome(kind, text, busy);
+}
+
+// `busy`: something else that it asked is not answered yet.
+void Driver::Worker::TakeOutcome(std::string_view kind, std::string_view rest, bool busy) {
+  const Time now = Now();
+  if (!busy) wake_ = now;
+  const Operation asked = awaited_[0];
+  if (kind == "granted") {
+    Count(&Traffic::granted_by_message);
+    const std::string_view word = TakeWord(rest);
+    int64_t token = 0;
+    std::from_chars(word.data(), word.data() + word.size(), token);
+    if (token <= 0 || rest != driver_.LockName(asked.lock)) {
+      driver_.Report({"C8", "a message that nobody expects: granted", asked.lock, now, {}});
+    }
+    Record(awaited_, Answer::kToken, token);
+    TakeGrant(asked, token);
+    if (busy) return;
+    if (hold_->cancelled) {
+      hold_->deeds = 0;  // it releases once more
+    } else if (Connect()) {
+      Confirm();
+    }
+    return;
+  }
+  if (kind == "timeout") {
+    Record(awaited_, Answer::kNull, 0);
+    if (busy) return;
+    if (hold_->cancelled) return Forget();
+    Refused();
+    return;
+  }
+  const std::string code(FirstWord(rest));
+  {
+    const std::lock_guard guard(driver_.mutex_);
+    ++driver_.traffic_.errors[code];
+  }
+  if (kind != "error" || !IsExpected(code)) {
+    driver_.Report(
+        {"C8", "a message that nobody expects: " + std::string(rest), asked.lock, now, {}});
+  }
+  Record(awaited_, Answer::kError, 0);
+  if (busy) return;
+  if (hold_->cancelled || OneIn(2)) return Forget();
+  TakeBackChange();
+  wake_ = now + Between(1, 10) * kMillisecond;
+}
+
+// With the lease that it really wants, for all of its locks.
+void Driver::Worker::Confirm() {
+  Command command = Named("LOCK.TOUCH");
+  hold_->lease = driver_.workload_.longest_lease;
+  hold_->lease -= hold_->lease % kMillisecond;
+  command.insert(command.end(), {"PX", std::to_string(hold_->lease / kMillisecond)});
+  AddOthers(command);
+  Operation op = Prepared(Verb::kTouch);
+  op.lease = hold_->lease;
+  Request(command, op, hold_->locks);
+  confirming_ = true;
+}
+
+void Driver::Worker::TakeLoss(std::string_view rest) {
+  Count(&Traffic::told_of_loss);
+  const std::string_view word = TakeWord(rest);
+  const std::string_view why = TakeWord(rest);
+  int64_t token = 0;
+  std::from_chars(word.data(), word.data() + word.size(), token);
+  Operation op = Prepared(Verb::kLoss);
+  op.answer = Answer::kNo;
+  op.token = token;
+  op.sent = op.answered = Now();
+  for (const uint32_t lock : hold_->locks) {
+    if (rest != driver_.LockName(lock)) continue;
+    op.lock = lock;
+    const std::lock_guard guard(driver_.mutex_);
+    driver_.history_.operations.push_back(op);
+  }
+  if (token != hold_->token) return;
+  if (why == "session") return LearnOfEnd();
+  // Some go on, and are refused.
+  if (idle() && !OneIn(3)) {
+    hold_.reset();
+    wake_ = Now();
+  }
+}
 
 // --- Whether the servers serve ------------------------------------------------------------------
 
@@ -829,13 +1282,36 @@ class Driver::Observer : public Peer {
     if (kind == "exclusive" && holders->elements > 1) {
       Wrong("C1", "LOCK.INFO tells of two exclusive holders");
     }
-    if (kind == "limit" && holders->elements > kLimit) {
-      Wrong("C1", "LOCK.INFO tells of more holders than the limit");
+    if (kind == "limit" && WeightOf(*holders) > kLimit) {
+      Wrong("C1", "LOCK.INFO tells of holders that weigh more than the limit");
     }
+    CheckTags(*holders);
+    CheckTags(*line);
     CheckDifferent(*holders, "owner", "LOCK.INFO tells of an owner that holds the lock twice");
     CheckDifferent(*line, "owner", "LOCK.INFO tells of an owner that stands in line twice");
     if (kind != "plain") {
       CheckDifferent(*holders, "token", "LOCK.INFO tells of two holders with one token");
+    }
+  }
+
+  static int64_t WeightOf(const redisReply& holders) {
+    int64_t weight = 0;
+    for (size_t i = 0; i < holders.elements; i++) {
+      const redisReply* value = FieldOf(*holders.element[i], "weight");
+      weight += value == nullptr ? 0 : value->integer;
+    }
+    return weight;
+  }
+
+  // Each owner has one tag, or none.
+  void CheckTags(const redisReply& maps) {
+    for (size_t i = 0; i < maps.elements; i++) {
+      const redisReply* tag = FieldOf(*maps.element[i], "tag");
+      const redisReply* owner = FieldOf(*maps.element[i], "owner");
+      if (tag == nullptr || owner == nullptr) return Wrong("C8", "LOCK.INFO lacks a field");
+      if (tag->type == REDIS_REPLY_STRING && TextOf(*tag) != TagOf(TextOf(*owner))) {
+        Wrong("C6", "LOCK.INFO tells of a tag that its owner never named");
+      }
     }
   }
 
@@ -866,9 +1342,16 @@ Driver::Driver(const Workload& workload, uint64_t seed)
     : workload_(workload), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   std::mt19937_64 seeds(seed);
   for (size_t i = 0; i < workload.workers; i++) {
-    auto worker = std::make_unique<Worker>(*this, seeds(), i % 2 == 1);
+    const bool half = i % 2 == 1;
+    std::unique_ptr<Subscriber> subscriber;
+    if (workload.notified && i % 4 < 2) {
+      subscriber = std::make_unique<Subscriber>(*this, seeds(), half, i);
+    }
+    auto worker = std::make_unique<Worker>(*this, seeds(), half, subscriber.get());
+    if (subscriber != nullptr) subscriber->set_worker(worker.get());
     workers_.push_back(worker.get());
     peers_.push_back(std::move(worker));
+    if (subscriber != nullptr) peers_.push_back(std::move(subscriber));
   }
   for (const bool half : {false, true}) {
     peers_.push_back(std::make_unique<Prober>(*this, seeds(), half));

@@ -7,6 +7,10 @@
 //   driver.Quiesce();              // nobody asks for anything any more, and all have their answers
 //   History history = driver.TakeHistory();
 //
+// Every other client has a second connection, where it listens: some of its requests do not block,
+// and it is told there what becomes of them. It listens first, names an id that nobody can guess,
+// confirms by LOCK.TOUCH what it is told, and asks again after every new subscription.
+//
 // Three more clients help. The probers, one on each way to the server, take and release a lock of
 // their own every few milliseconds: while one does not succeed the servers count as unavailable,
 // whatever the reason. The observer looks at the locks with LOCK.INFO and checks that each reply is
@@ -52,6 +56,8 @@ struct Workload {
   bool sessions = true;      // some holds end with their connection,
   bool sessions_end = true;  // at once: no server forgets them
   bool direct = true;        // false: packets may be lost on the way, and come late
+  bool notified = true;      // some requests do not block,
+  bool sharded = false;      // and channels belong to the slots of a cluster
 };
 
 // Counted over the life of a driver.
@@ -66,6 +72,18 @@ struct Traffic {
   uint64_t upgrades = 0;
   uint64_t downgrades = 0;
   uint64_t floors = 0;  // tokens that are just what was asked for
+  uint64_t heavy = 0;   // grants that count for more than one
+  uint64_t capped = 0;  // grants with the most that they may last
+  uint64_t tagged = 0;
+  uint64_t shed = 0;  // requests that were kept from a long line, as far as they know
+  uint64_t subscriptions = 0;
+  uint64_t in_line = 0;  // requests of which a message is to tell
+  uint64_t messages = 0;
+  uint64_t granted_by_message = 0;
+  uint64_t confirmed = 0;
+  uint64_t told_of_loss = 0;
+  uint64_t left_the_line = 0;
+  uint64_t unheard = 0;  // requests in line whose client did not hear any more
   uint64_t scripts = 0;
   uint64_t transactions = 0;
   uint64_t infos = 0;
@@ -105,6 +123,7 @@ class Driver {
  private:
   class Peer;
   class Worker;
+  class Subscriber;
   class Prober;
   class Observer;
 

@@ -28,6 +28,7 @@ enum class Verb : uint8_t {
   kWrite,  // the holder shows its token to a register outside: `sent` is the moment of that
   kClose,  // the connection of a session is closed: kYes if the server knows by `answered`, else
            // kLost
+  kLoss,   // a message says that the hold under `token` is lost: it was read at `sent`
 };
 
 enum class Answer : uint8_t {
@@ -45,13 +46,17 @@ struct Operation {
   Verb verb = Verb::kAcquire;
   Answer answer = Answer::kLost;
   Sharing sharing = Sharing::kExclusive;
-  uint16_t limit = 1;      // of Sharing::kLimit
+  uint16_t limit = 1;      // of Sharing::kLimit,
+  uint16_t weight = 1;     // and as how many of them it counts
+  uint16_t max_line = 0;   // do not stand in line behind so many; 0: behind any number
   bool several = false;    // part of a request for several locks: each has an operation
   bool retry = false;      // this owner asked before, and an older call of it may still wait
   bool stranger = false;   // in the name of an owner that never asked for this lock
   bool direct = true;      // nothing (a proxy, a pause) holds back the request or the answer
   bool reentrant = false;  // each grant of it has to be released
   bool session = false;    // it ends with its connection
+  bool notified = false;   // it does not block: what becomes of it may be told by a message
+  bool bound = false;      // the owner's hold has the same channel and id: not counted once more
   uint32_t lock = 0;
   uint32_t owner = 0;   // a name is used for one hold, except that its client may ask again
   uint32_t server = 0;  // the life of a server: another number after each restart and role change
@@ -60,8 +65,10 @@ struct Operation {
   Time lease = 0;       // of ACQUIRE and TOUCH
   Time wait = 0;
   Time linger = 0;
+  Time max_hold = 0;  // after the first grant it lasts no longer; 0: for ever
   Time sent = 0;
-  Time answered = 0;  // when the answer was read, or when the client gave up
+  Time queued = 0;    // of one that is notified: when it was told that it is in line, if ever
+  Time answered = 0;  // when the answer or message was read, or when the client gave up
 };
 
 inline constexpr uint32_t kAllLocks = std::numeric_limits<uint32_t>::max();

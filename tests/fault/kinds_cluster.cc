@@ -191,6 +191,7 @@ void Migrate(Round& round) {
   WanderingSlot slot(round);
   Workload workload;
   workload.prefix = kPrefix;
+  workload.sharded = true;
   workload.sessions = false;  // A move ends their binding, and a client that is sent away hangs up.
   round.Start(workload, slot.address());
   while (!round.over()) {
@@ -358,6 +359,7 @@ void ClusterFailover(Round& round) {
   ClusterFailovers cluster(round);
   Workload workload = ShortLeases();
   workload.prefix = kPrefix;
+  workload.sharded = true;
   round.Start(workload, AddressOf(cluster.primary()));
   do {
     round.LetWork(100 * kMillisecond, 600 * kMillisecond);

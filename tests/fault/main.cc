@@ -94,6 +94,18 @@ struct Tally {
     traffic.upgrades += other.traffic.upgrades;
     traffic.downgrades += other.traffic.downgrades;
     traffic.floors += other.traffic.floors;
+    traffic.heavy += other.traffic.heavy;
+    traffic.capped += other.traffic.capped;
+    traffic.tagged += other.traffic.tagged;
+    traffic.shed += other.traffic.shed;
+    traffic.subscriptions += other.traffic.subscriptions;
+    traffic.in_line += other.traffic.in_line;
+    traffic.messages += other.traffic.messages;
+    traffic.granted_by_message += other.traffic.granted_by_message;
+    traffic.confirmed += other.traffic.confirmed;
+    traffic.told_of_loss += other.traffic.told_of_loss;
+    traffic.left_the_line += other.traffic.left_the_line;
+    traffic.unheard += other.traffic.unheard;
     traffic.scripts += other.traffic.scripts;
     traffic.transactions += other.traffic.transactions;
     traffic.infos += other.traffic.infos;
@@ -206,7 +218,16 @@ void PrintSummary(const std::vector<Kind>& kinds, const std::map<std::string, Ta
             << all.traffic.retries << " asked again after a loss.\n"
             << "Among the grants: " << all.traffic.reentries << " counted once more, "
             << all.traffic.upgrades << " upgrades, " << all.traffic.downgrades << " downgrades, "
-            << all.traffic.floors << " whose token is the floor.\n"
+            << all.traffic.floors << " whose token is the floor, " << all.traffic.heavy
+            << " heavy ones, " << all.traffic.capped << " that may last only so long, "
+            << all.traffic.tagged << " with a tag.\n"
+            << "Kept from a long line: " << all.traffic.shed << ".\n"
+            << "To be notified: " << all.traffic.subscriptions << " subscriptions, "
+            << all.traffic.in_line << " times in line, " << all.traffic.messages << " messages, "
+            << all.traffic.granted_by_message << " of them grants, " << all.traffic.confirmed
+            << " confirmed; told of " << all.traffic.told_of_loss << " losses; left the line "
+            << all.traffic.left_the_line << " times; did not hear any more of "
+            << all.traffic.unheard << ".\n"
             << "In scripts: " << all.traffic.scripts
             << " requests; in transactions: " << all.traffic.transactions << ".\n"
             << "The register outside: " << all.writes << " writes, " << all.refused

@@ -51,22 +51,35 @@ bool AreNumbersInRange(Bytes bytes, size_t count) {
   return true;
 }
 
+// A weight is one unless the mode is that of a limit. Modes as they are stored.
+bool IsWeight(uint64_t weight, uint64_t mode) {
+  return weight >= 1 && weight <= (mode == 2 ? 100'000 : 1);
+}
+
+bool IsTagText(Bytes tag) {
+  return tag.size() <= 64 && std::all_of(tag.begin(), tag.end(),
+                                         [](uint8_t byte) { return byte >= ' ' && byte <= '~'; });
+}
+
 // How many holds these bytes list; 0 if that is not what they do.
-size_t ListedHolds(Bytes bytes) {
+size_t ListedHolds(Bytes bytes, uint64_t mode) {
   Bytes last;
   size_t holds = 0;
   while (!bytes.empty()) {
-    if (bytes.size() < 38 || !AreNumbersInRange(bytes, 4)) return 0;
-    if (NumberAt(bytes, 0, 8) == 0 || NumberAt(bytes, 32, 4) == 0) return 0;
-    const size_t owner_size = NumberAt(bytes, 36, 2);
-    if (owner_size < 1 || owner_size > 256 || owner_size > bytes.size() - 38) return 0;
-    const Bytes owner = bytes.subspan(38, owner_size);
+    if (bytes.size() < 51 || !AreNumbersInRange(bytes, 5)) return 0;
+    if (NumberAt(bytes, 0, 8) == 0 || NumberAt(bytes, 40, 4) == 0) return 0;
+    if (!IsWeight(NumberAt(bytes, 44, 4), mode)) return 0;
+    const size_t tag_size = NumberAt(bytes, 48, 1);
+    const size_t owner_size = NumberAt(bytes, 49, 2);
+    if (owner_size < 1 || owner_size > 256 || owner_size + tag_size > bytes.size() - 51) return 0;
+    const Bytes owner = bytes.subspan(51, owner_size);
+    if (!IsTagText(bytes.subspan(51 + owner_size, tag_size))) return 0;
     if (!std::lexicographical_compare(last.begin(), last.end(), owner.begin(), owner.end())) {
       return 0;
     }
     last = owner;
     ++holds;
-    bytes = bytes.subspan(38 + owner_size);
+    bytes = bytes.subspan(51 + owner_size + tag_size);
   }
   return holds;
 }
@@ -81,11 +94,13 @@ std::optional<Hold> HoldOfRecord(Bytes bytes) {
   const uint64_t head = NumberAt(bytes, 0, 8);
   const uint64_t times = NumberAt(bytes, 8, 8);
   const bool wide = times % 2 == 1;
-  const size_t owner_at = wide ? 44 : 16;
+  const size_t owner_at = wide ? 57 : 16;
   const size_t owner_size = head / PowerOfTwo(53) % 256 + 1;
   Hold hold{.token = Token{head % PowerOfTwo(53)}};
-  if (head / PowerOfTwo(61) > 2 || hold.token.value == 0) return std::nullopt;
-  if (bytes.size() != owner_at + owner_size) return std::nullopt;
+  const uint64_t mode = head / PowerOfTwo(61);
+  if (mode > 2 || hold.token.value == 0 || bytes.size() < owner_at) return std::nullopt;
+  const size_t tag_size = wide ? NumberAt(bytes, 56, 1) : 0;
+  if (bytes.size() != owner_at + owner_size + tag_size) return std::nullopt;
   hold.owner = Owner{{reinterpret_cast<const char*>(bytes.data()) + owner_at, owner_size}};
 
   constexpr int64_t kTooMuchLead = 1 << 20;
@@ -98,14 +113,20 @@ std::optional<Hold> HoldOfRecord(Bytes bytes) {
     hold.end = Instant{Millis{static_cast<int64_t>(times / PowerOfTwo(22))}};
     return hold;
   }
-  if (times != 1 || !AreNumbersInRange(bytes.subspan(16), 3)) return std::nullopt;
+  if (times != 1 || !AreNumbersInRange(bytes.subspan(16), 4)) return std::nullopt;
   hold.since = MomentAt(bytes, 16);
   hold.end = MomentAt(bytes, 24);
   hold.linger = MomentAt(bytes, 32).time_since_epoch();
-  hold.count = static_cast<uint32_t>(NumberAt(bytes, 40, 4));
+  if (NumberAt(bytes, 40, 8) != 0) hold.cap = MomentAt(bytes, 40);
+  hold.count = static_cast<uint32_t>(NumberAt(bytes, 48, 4));
   if (hold.count == 0) return std::nullopt;
+  hold.weight = static_cast<uint32_t>(NumberAt(bytes, 52, 4));
+  const Bytes tag = bytes.subspan(owner_at + owner_size);
+  if (!IsWeight(hold.weight, mode) || !IsTagText(tag)) return std::nullopt;
+  hold.tag = {reinterpret_cast<const char*>(tag.data()), tag.size()};
   const int64_t lead = moment - hold.since.time_since_epoch().count();
-  const bool needless = hold.linger == Millis{0} && hold.count == 1 && lead < kTooMuchLead &&
+  const bool needless = hold.linger == Millis{0} && hold.count == 1 && hold.weight == 1 &&
+                        !hold.cap.has_value() && hold.tag.empty() && lead < kTooMuchLead &&
                         lead > -kTooMuchLead && NumberAt(bytes, 24, 8) < PowerOfTwo(42);
   return needless ? std::nullopt : std::optional(hold);
 }
@@ -116,7 +137,7 @@ bool ShouldDecode(Bytes bytes) {
   if (head < PowerOfTwo(63)) return HoldOfRecord(bytes).has_value();
   const bool shared = head == PowerOfTwo(63) + PowerOfTwo(61);
   const bool limit = head == PowerOfTwo(63) + PowerOfTwo(62);
-  return (shared || limit) && ListedHolds(bytes.subspan(8)) >= 2;
+  return (shared || limit) && ListedHolds(bytes.subspan(8), shared ? 1 : 2) >= 2;
 }
 
 // The holds of a lock as they are listed.
@@ -131,9 +152,13 @@ std::string Listed(const Lock& lock) {
     put(static_cast<uint64_t>(hold.since.time_since_epoch().count()), 8);
     put(static_cast<uint64_t>(hold.end.time_since_epoch().count()), 8);
     put(static_cast<uint64_t>(hold.linger.count()), 8);
+    put(static_cast<uint64_t>(hold.cap.value_or(kMinInstant).time_since_epoch().count()), 8);
     put(hold.count, 4);
+    put(hold.weight, 4);
+    put(hold.tag.size(), 1);
     put(hold.owner.bytes.size(), 2);
     bytes += hold.owner.bytes;
+    bytes += hold.tag;
   }
   return bytes;
 }
@@ -157,6 +182,14 @@ void Store(LockPtr& lock, const Fact& fact) {
   if (Lock* const next = Apply(lock.get(), fact); next != lock.get()) lock.reset(next);
 }
 
+uint64_t WeightAt(const Lock& lock, Instant now) {
+  uint64_t weight = 0;
+  for (const Hold& hold : lock.holds(Order::kByOwner)) {
+    weight += hold.BlocksAt(now) ? hold.weight : 0;
+  }
+  return weight;
+}
+
 void CheckOrders(const Lock& lock) {
   for (size_t i = 0; i < lock.size(); ++i) {
     const Hold hold = lock.at(Order::kByOwner, i);
@@ -164,6 +197,10 @@ void CheckOrders(const Lock& lock) {
     Require(lock.Find(hold.owner) == hold, "every owner is found");
     Require(lock.HasLive(hold.token, hold.end), "every token is found");
     Require(hold.blocks_until() <= lock.blocks_until(), "the lock closes last");
+    if (i < 20) {
+      const Instant last = hold.blocks_until();
+      Require(lock.WeightBlocking(last) == WeightAt(lock, last), "weights are summed");
+    }
     if (i == 0) continue;
     Require(lock.at(Order::kByToken, i - 1).token <= lock.at(Order::kByToken, i).token,
             "tokens are in order");
@@ -186,6 +223,9 @@ void CheckLock(const Lock& lock) {
     const Hold hold = lock.at(Order::kByBlocksUntil, i - 1);
     Hold before = hold;
     before.count = hold.count == 1 ? 2 : 1;
+    before.weight = lock.mode() == Mode::kLimit && hold.weight == 1 ? 7 : 1;
+    before.tag = hold.tag.empty() ? "before" : "";
+    if (!before.cap.has_value()) before.cap = kMaxInstant;
     Store(backwards, HoldSet{lock.mode(), before});
     Store(backwards, HoldSet{lock.mode(), hold});
   }

@@ -107,13 +107,25 @@ Option AlsoOption(Keys also) {
 
 std::vector<Option> OptionsOf(const AcquireRequest& request) {
   std::vector<Option> options = {{"px", std::to_string(request.lease.count())}};
-  if (request.wait > Millis{0}) options.push_back({"wait", std::to_string(request.wait.count())});
+  if (request.wait > Millis{0} || request.max_line > 0) {
+    options.push_back({"wait", std::to_string(request.wait.count())});
+  }
+  if (request.max_line > 0) options.push_back({"maxline", std::to_string(request.max_line)});
   if (request.mode == Mode::kShared) options.push_back({"shared"});
   if (request.mode == Mode::kLimit) options.push_back({"limit", std::to_string(request.limit)});
+  if (request.weight > 1) options.push_back({"weight", std::to_string(request.weight)});
   if (request.reentrant) options.push_back({"reentrant"});
   if (request.session) options.push_back({"session"});
   if (request.linger > Millis{0}) {
     options.push_back({"linger", std::to_string(request.linger.count())});
+  }
+  if (request.max_hold > Millis{0}) {
+    options.push_back({"maxhold", std::to_string(request.max_hold.count())});
+  }
+  if (!request.tag.empty()) options.push_back({"tag", std::string(request.tag)});
+  if (request.notify.has_value()) {
+    options.push_back(
+        {"notify", std::string(request.notify->channel), std::string(request.notify->id)});
   }
   if (request.floor.has_value()) options.push_back({"floor", std::to_string(request.floor->value)});
   if (!request.also.empty()) options.push_back(AlsoOption(request.also));
@@ -131,6 +143,12 @@ std::vector<Option> OptionsOf(const ReleaseRequest& request) {
   return {AlsoOption(request.also)};
 }
 
+bool IsPrintableText(std::string_view text, char first) {
+  return std::all_of(text.begin(), text.end(), [first](char c) { return c >= first && c <= '~'; });
+}
+
+bool IsAnnouncement(std::string_view text) { return Upper(text) == kAlso; }
+
 void CheckRanges(const AcquireRequest& request, const Limits& limits) {
   Require(request.lease >= Millis{1} && request.lease <= limits.max_lease, "a lease is in range");
   Require(request.wait >= Millis{0} && request.wait <= kMaxWait, "a wait is in range");
@@ -139,6 +157,21 @@ void CheckRanges(const AcquireRequest& request, const Limits& limits) {
   Require(request.limit >= 1 && request.limit <= kMaxLimit, "a limit is in range");
   Require(request.mode == Mode::kLimit ? !request.reentrant : request.limit == 1,
           "a limit has its mode");
+  Require(request.weight >= 1 && request.weight <= request.limit, "a weight is within the limit");
+  Require(request.max_line <= kMaxLine, "a line is in range");
+  Require(request.max_hold == Millis{0} ||
+              (request.max_hold >= request.lease && request.max_hold <= kMaxHold),
+          "a cap is in range");
+  Require(request.tag.size() <= kMaxTagBytes && IsPrintableText(request.tag, ' ') &&
+              !IsAnnouncement(request.tag),
+          "a tag is printable");
+  if (!request.notify.has_value()) return;
+  const auto& [channel, id] = *request.notify;
+  Require(!channel.empty() && channel.size() <= kMaxChannelBytes && !IsAnnouncement(channel),
+          "a channel has its size");
+  Require(!id.empty() && id.size() <= kMaxNotifyIdBytes && IsPrintableText(id, '!') &&
+              !IsAnnouncement(id),
+          "an id is printable, without a space");
 }
 
 void CheckRanges(const TouchRequest& request, const Limits& limits) {
@@ -186,7 +219,7 @@ void CheckFence(const Words& words) {
             "all behind THEN is the command");
     Require(IsArgument(request->then.front(), words[3]), "as it came");
   }
-  Require(*request->token >= kMinToken && *request->token <= kMaxToken, "a token is in range");
+  Require(*request->token <= kMaxToken, "a token, or 0, is in range");
   Require(std::to_string(request->token->value) == words[1], "a number has one spelling");
 }
 
@@ -230,6 +263,10 @@ struct Spelling {
 
   void AddDetails(const HoldSet& held) {
     if (held.mode != Mode::kExclusive) AddKeyword(WordFor(held.mode));
+    if (held.hold.weight != 1) {
+      AddKeyword(kWeightWord);
+      words.push_back(std::to_string(held.hold.weight));
+    }
     if (held.hold.count != 1) {
       AddKeyword(kCountWord);
       words.push_back(std::to_string(held.hold.count));
@@ -237,6 +274,14 @@ struct Spelling {
     if (held.hold.linger != Millis{0}) {
       AddKeyword(kLingerWord);
       words.push_back(std::to_string(held.hold.linger.count()));
+    }
+    if (held.hold.cap.has_value()) {
+      AddKeyword(kCapWord);
+      words.push_back(std::to_string(held.hold.cap->time_since_epoch().count()));
+    }
+    if (!held.hold.tag.empty()) {
+      AddKeyword(kTagWord);
+      words.emplace_back(held.hold.tag);
     }
   }
 

@@ -97,7 +97,7 @@ TEST_F(AlsoTest, Accepts64AdditionalKeys) {
   names.emplace_back("k65");
   for (const Command& command : {AcquiringAll(names, "alice"), ReleasingAll(names, "alice")}) {
     EXPECT_EQ(client_.Do(command),
-              Reply::Error("ERR ALSO must be a whole number from 1 to 64 in plain digits, not "
+              Reply::Error("ERR ALSO must be an integer from 1 to 64 in plain digits, not "
                            "\"65\""));
   }
   EXPECT_EQ(client_.Do("DBSIZE"), Reply::Int(0));

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "support/lock_test.h"
@@ -63,6 +64,7 @@ class BadInputTest : public SharedServerTest<BadInputTest> {
     std::vector<Reply> state = {
         client_.Do("DEBUG", "DIGEST"),
         Reply::Str(InfoField(client_, "turnstile", "turnstile_waiters")),
+        Reply::Str(InfoField(client_, "turnstile", "turnstile_queued")),
         Reply::Str(InfoField(client_, "turnstile", "turnstile_last_token")),
     };
     std::vector<std::string> keys = client_.Do("KEYS", "*").Texts();
@@ -136,14 +138,13 @@ TEST_F(BadInputTest, CommonMistakesAreAnsweredWithCorrectForm) {
     expect_shown({name, "job", "PX", "60000"}, "the owner is missing", form);
     expect_shown({name, "job", "EX", "60"}, "the owner is missing", form);
     expect_shown({name, "job", "alice"}, "the lease is missing", form);
-    expect_shown({name, "job", "alice", "60000"}, "the lease needs PX or EX before its number",
-                 form);
+    expect_shown({name, "job", "alice", "60000"}, "PX or EX is missing before the lease", form);
     expect_shown({name, "job", "alice", "PX"}, "the number after PX is missing", form);
     expect_shown({name, "job", "alice", "EX"}, "the number after EX is missing", form);
     ExpectRefused({name, "job", "alice", "PX", "86400001"},
-                  "ERR PX must be a whole number from 1 to 86400000 (turnstile.max-lease-ms) in ");
+                  "ERR PX must be an integer from 1 to 86400000 (turnstile.max-lease-ms) in ");
     ExpectRefused({name, "job", "alice", "EX", "86401"},
-                  "ERR EX must be a whole number from 1 to 86400 (turnstile.max-lease-ms) in ");
+                  "ERR EX must be an integer from 1 to 86400 (turnstile.max-lease-ms) in ");
   }
   expect_shown({"LOCK.RELEASE"}, "the key is missing", "LOCK.RELEASE key owner");
   expect_shown({"LOCK.RELEASE", "job"}, "the owner is missing", "LOCK.RELEASE key owner");
@@ -179,10 +180,10 @@ TEST_F(BadInputTest, RefusesInvalidLeases) {
   for (const char* name : {"LOCK.ACQUIRE", "LOCK.TOUCH"}) {
     for (const std::string& number : kNoNumbers) {
       ExpectRefused({name, "job", "alice", "PX", number},
-                    "ERR PX must be a whole number from 1 to 86400000 (turnstile.max-lease-ms) in "
+                    "ERR PX must be an integer from 1 to 86400000 (turnstile.max-lease-ms) in "
                     "plain digits, not \"");
       ExpectRefused({name, "job", "alice", "EX", number},
-                    "ERR EX must be a whole number from 1 to 86400 (turnstile.max-lease-ms) in "
+                    "ERR EX must be an integer from 1 to 86400 (turnstile.max-lease-ms) in "
                     "plain digits, not \"");
     }
     // One more than turnstile.max-lease-ms, and values that would be a small number of milliseconds
@@ -198,11 +199,14 @@ TEST_F(BadInputTest, RefusesInvalidLeases) {
 
 TEST_F(BadInputTest, RefusesInvalidTokens) {
   for (const std::string& number : kNoNumbers) {
-    ExpectRefused(
-        {"LOCK.FENCE", "job", number},
-        "ERR the token must be a whole number from 1 to 9007199254740991 in plain digits");
+    if (number == "0") continue;
+    ExpectRefused({"LOCK.FENCE", "job", number}, "ERR the token must be an integer from ");
   }
   ExpectRefused({"LOCK.FENCE", "job", "9007199254740992"}, "ERR the token must be ");
+  // What a request that waits by NOTIFY is answered is never a token.
+  EXPECT_EQ(client_.Do("LOCK.FENCE", "job", "0"), Reply::Int(0));
+  EXPECT_EQ(client_.Do("LOCK.FENCE", "free", "0"), Reply::Int(0));
+  EXPECT_TRUE(client_.Do("LOCK.FENCE", "job", "0", "THEN", "SET", "x", "y").IsError("FENCED"));
   EXPECT_EQ(client_.Do("LOCK.FENCE", "job", "9007199254740991"), Reply::Int(0));
 }
 
@@ -215,7 +219,7 @@ TEST_F(BadInputTest, RefusesConflictingOptions) {
     ExpectRefused({name, "job", "alice", "EX", "1", "PX"}, twice);
     ExpectRefused({name, "job", "alice", "PX", "EX", "1"}, "ERR PX must be ");
     ExpectRefused({name, "job", "alice", "PX", "1000", "1000"}, "ERR syntax error at \"1000\"");
-    ExpectRefused({name, "job", "alice", "1000", "PX"}, "ERR the lease needs PX or EX before");
+    ExpectRefused({name, "job", "alice", "1000", "PX"}, "ERR PX or EX is missing before the lease");
     ExpectRefused({name, "job", "PX", "1000", "alice"}, "ERR the owner is missing");
   }
   ExpectRefused({"LOCK.RELEASE", "job", "alice", "alice"}, "ERR syntax error at \"alice\"");
@@ -228,9 +232,13 @@ TEST_F(BadInputTest, RefusesConflictingOptions) {
 TEST_F(BadInputTest, RefusesUnknownOptions) {
   const std::string also = "ALSO numkeys key [key ...]";
   const std::string more =
-      "WAIT ms, SHARED, LIMIT n, REENTRANT, SESSION, LINGER ms, FLOOR token or " + also;
-  const std::vector<Command> modes = {{"SHARED"},       {"LIMIT", "2"}, {"REENTRANT"}, {"SESSION"},
-                                      {"LINGER", "10"}, {"WAIT", "10"}, {"FLOOR", "1"}};
+      "WAIT ms, MAXLINE n, SHARED, LIMIT n, WEIGHT w, REENTRANT, SESSION, LINGER ms, MAXHOLD ms, "
+      "TAG text, NOTIFY channel id, FLOOR token or " +
+      also;
+  const std::vector<Command> modes = {{"SHARED"},           {"LIMIT", "2"},   {"REENTRANT"},
+                                      {"SESSION"},          {"LINGER", "10"}, {"WAIT", "10"},
+                                      {"FLOOR", "1"},       {"MAXLINE", "1"}, {"WEIGHT", "1"},
+                                      {"MAXHOLD", "60000"}, {"TAG", "x"},     {"NOTIFY", "c", "1"}};
   const Commands unknown = {
       {"FLOORS", "1"}, {"NX"},        {"XX"},           {"GET"},
       {"KEEPTTL"},     {"PXAT", "1"}, {"EXAT", "1"},    {"P"},
@@ -268,25 +276,34 @@ TEST_F(BadInputTest, RefusesUnknownOptions) {
   ExpectRefused({"LOCK.FENCE", "job", "THEN", "PING"}, "ERR the token must be ");
 
   // Options that were already given are not suggested.
-  const Commands given = {{"WAIT", "1"},  {"SHARED"},         {"LIMIT", "2"},
-                          {"REENTRANT"},  {"SESSION"},        {"LINGER", "1"},
-                          {"FLOOR", "1"}, {"ALSO", "1", "x"}, lease};
-  const std::vector<std::string> offered = {"PX ms",       "EX s",      "WAIT ms", "SHARED",
-                                            "LIMIT n",     "REENTRANT", "SESSION", "LINGER ms",
-                                            "FLOOR token", also};
-  const std::vector<std::vector<std::string>> taken = {
-      {"WAIT ms"},      {"SHARED", "LIMIT n"}, {"SHARED", "LIMIT n"}, {"REENTRANT"},
-      {"SESSION"},      {"LINGER ms"},         {"FLOOR token"},       {also},
-      {"PX ms", "EX s"}};
-  for (size_t i = 0; i < given.size(); i++) {
+  const std::vector<std::pair<Command, std::vector<std::string>>> given = {
+      {{"WAIT", "1"}, {"WAIT ms"}},
+      {{"MAXLINE", "1"}, {"MAXLINE n"}},
+      {{"SHARED"}, {"SHARED", "LIMIT n"}},
+      {{"LIMIT", "2"}, {"SHARED", "LIMIT n"}},
+      {{"WEIGHT", "1"}, {"WEIGHT w"}},
+      {{"REENTRANT"}, {"REENTRANT"}},
+      {{"SESSION"}, {"SESSION"}},
+      {{"LINGER", "1"}, {"LINGER ms"}},
+      {{"MAXHOLD", "1"}, {"MAXHOLD ms"}},
+      {{"TAG", "x"}, {"TAG text"}},
+      {{"NOTIFY", "c", "1"}, {"NOTIFY channel id"}},
+      {{"FLOOR", "1"}, {"FLOOR token"}},
+      {{"ALSO", "1", "x"}, {also}},
+      {lease, {"PX ms", "EX s"}}};
+  const std::vector<std::string> offered = {
+      "PX ms",      "EX s",     "WAIT ms",           "MAXLINE n",   "SHARED",
+      "LIMIT n",    "WEIGHT w", "REENTRANT",         "SESSION",     "LINGER ms",
+      "MAXHOLD ms", "TAG text", "NOTIFY channel id", "FLOOR token", also};
+  for (const auto& [option, taken] : given) {
     Command command = acquire;
-    command.insert(command.end(), given[i].begin(), given[i].end());
+    command.insert(command.end(), option.begin(), option.end());
     command.insert(command.end(), {"NONSENSE", "NONSENSE"});
     std::string expected;
-    for (const std::string& option : offered) {
-      if (std::count(taken[i].begin(), taken[i].end(), option) != 0) continue;
-      const bool last = option == also || (option == "FLOOR token" && taken[i][0] == also);
-      expected += (expected.empty() ? "" : last ? " or " : ", ") + option;
+    for (const std::string& each : offered) {
+      if (std::count(taken.begin(), taken.end(), each) != 0) continue;
+      const bool last = each == also || (each == "FLOOR token" && taken[0] == also);
+      expected += (expected.empty() ? "" : last ? " or " : ", ") + each;
     }
     ExpectRefused(command, "ERR syntax error at \"NONSENSE\": expected " + expected);
   }
@@ -303,11 +320,11 @@ TEST_F(BadInputTest, RefusesInvalidNumbersOfOptions) {
       command.insert(command.end(), option.begin(), option.end());
       ExpectRefused(command, error);
     };
-    const std::string limit = "ERR LIMIT must be a whole number from 1 to 100000 in plain digits, ";
+    const std::string limit = "ERR LIMIT must be an integer from 1 to 100000 in plain digits, ";
     const std::string linger =
-        "ERR LINGER must be a whole number from 0 to 86400000 (turnstile.max-lease-ms) in plain "
+        "ERR LINGER must be an integer from 0 to 86400000 (turnstile.max-lease-ms) in plain "
         "digits, not ";
-    const std::string also = "ERR ALSO must be a whole number from 1 to 64 in plain digits, not ";
+    const std::string also = "ERR ALSO must be an integer from 1 to 64 in plain digits, not ";
     for (const std::string& number : kNoNumbers) {
       refused({"LIMIT", number}, limit + "not \"");
       refused({"ALSO", number, "x"}, also + "\"");
@@ -331,7 +348,7 @@ TEST_F(BadInputTest, RefusesInvalidNumbersOfOptions) {
 TEST_F(BadInputTest, RefusesLingerAboveMaximumLease) {
   EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.max-lease-ms", 5000), Reply::Ok());
   ExpectRefused({"LOCK.ACQUIRE", "free", "bob", "PX", "5000", "LINGER", "5001"},
-                "ERR LINGER must be a whole number from 0 to 5000 (turnstile.max-lease-ms) in "
+                "ERR LINGER must be an integer from 0 to 5000 (turnstile.max-lease-ms) in "
                 "plain digits, not \"5001\"");
   EXPECT_TRUE(client_.Do("LOCK.ACQUIRE", "free", "bob", "PX", 5000, "LINGER", 5000).IsInteger());
   EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.max-lease-ms", 86400000), Reply::Ok());
@@ -344,12 +361,12 @@ TEST_F(BadInputTest, RefusesConflictingModes) {
       command.insert(command.end(), options.begin(), options.end());
       ExpectRefused(command, "ERR syntax error: " + error);
     };
-    const std::string mode = "the mode is given twice, give SHARED or LIMIT once";
+    const std::string mode = "the mode is given twice: give SHARED or LIMIT once";
     refused({"SHARED", "LIMIT", "2"}, mode);
     refused({"LIMIT", "2", "SHARED"}, mode);
     refused({"LIMIT", "2", "LIMIT", "2"}, mode);
     refused({"shared", "Shared"}, mode);
-    const std::string permit = "REENTRANT does not go with LIMIT, an owner has one permit";
+    const std::string permit = "REENTRANT cannot be combined with LIMIT";
     refused({"LIMIT", "2", "REENTRANT"}, permit);
     refused({"REENTRANT", "SESSION", "LIMIT", "2"}, permit);
     refused({"REENTRANT", "REENTRANT"}, "REENTRANT is given twice");
@@ -358,7 +375,100 @@ TEST_F(BadInputTest, RefusesConflictingModes) {
     refused({"LINGER", "0", "LINGER", "1"}, "LINGER is given twice");
     refused({"WAIT", "0"}, "WAIT is given twice");
     refused({"ALSO", "1", "x", "ALSO", "1", "y"}, "ALSO is given twice");
+    refused({"LIMIT", "9", "WEIGHT", "1", "WEIGHT", "1"}, "WEIGHT is given twice");
+    refused({"MAXLINE", "1", "maxline", "1"}, "MAXLINE is given twice");
+    refused({"MAXHOLD", "60000", "MAXHOLD", "60000"}, "MAXHOLD is given twice");
+    refused({"TAG", "x", "Tag", "x"}, "TAG is given twice");
+    refused({"NOTIFY", "c", "1", "NOTIFY", "c", "1"}, "NOTIFY is given twice");
   }
+}
+
+// Texts that no option accepts, and options that need another.
+TEST_F(BadInputTest, RefusesInvalidWeightsLinesCapsTagsAndChannels) {
+  for (const std::string& key : {"free"s, "job"s}) {
+    const auto refused = [&](const Command& options, const std::string& error) {
+      Command command = {"LOCK.ACQUIRE", key, "bob", "PX", "60000"};
+      command.insert(command.end(), options.begin(), options.end());
+      ExpectRefused(command, "ERR " + error);
+    };
+    const std::string digits = " in plain digits, not ";
+    const std::string weight = "WEIGHT must be an integer from 1 to 100000" + digits;
+    const std::string line = "MAXLINE must be an integer from 1 to 1000000" + digits;
+    const std::string hold = "MAXHOLD must be an integer from 1 to 31536000000" + digits;
+    for (const std::string& number : kNoNumbers) {
+      refused({"LIMIT", "9", "WEIGHT", number}, weight + '"');
+      refused({"WAIT", "60000", "MAXLINE", number}, line + '"');
+      refused({"MAXHOLD", number}, hold + '"');
+    }
+    refused({"LIMIT", "9", "WEIGHT", "100001"}, weight + "\"100001\"");
+    refused({"WAIT", "60000", "MAXLINE", "1000001"}, line + "\"1000001\"");
+    for (const char* number : {"31536000001", "1000000000000000000", "9223372036854775807"}) {
+      refused({"MAXHOLD", number}, hold + '"' + number + '"');
+    }
+    refused({"WEIGHT"}, "syntax error: the number after WEIGHT is missing");
+    refused({"MAXLINE"}, "syntax error: the number after MAXLINE is missing");
+    refused({"MAXHOLD"}, "syntax error: the number after MAXHOLD is missing");
+
+    refused({"LIMIT", "9", "WEIGHT", "10"}, "WEIGHT must be at most LIMIT, which is 9, not 10");
+    refused({"WEIGHT", "10", "LIMIT", "9"}, "WEIGHT must be at most LIMIT, which is 9, not 10");
+    refused({"WEIGHT", "1"}, "syntax error: WEIGHT requires LIMIT");
+    refused({"SHARED", "WEIGHT", "1"}, "syntax error: WEIGHT requires LIMIT");
+    refused({"MAXLINE", "1"}, "syntax error: MAXLINE requires WAIT");
+    refused({"NOTIFY", "c", "1", "MAXLINE", "1"}, "syntax error: MAXLINE requires WAIT");
+    refused({"MAXHOLD", "59999"}, "MAXHOLD must be at least the lease of 60000 ms, not 59999");
+    refused({"WAIT", "9", "MAXHOLD", "1"}, "MAXHOLD must be at least the lease of 60000 ms, not 1");
+
+    const std::string tag = "TAG must be 1 to 64 printable ASCII characters, not ";
+    for (const std::string& text :
+         {""s, "a\nb"s, "\r"s, "\0"s, "a\0"s, "\x7f"s, "\t"s, "\x1b[31m"s, "\xc3\xa9"s, "\xff"s,
+          std::string(65, 'x'), std::string(10'000'000, 'x')}) {
+      refused({"TAG", text}, tag + '"');
+      refused({"WAIT", "60000", "TAG", text}, tag + '"');
+    }
+    refused({"TAG"}, "syntax error: the text after TAG is missing");
+
+    const std::string id =
+        "the id after NOTIFY channel must be 1 to 64 printable ASCII characters without a space, "
+        "not ";
+    for (const std::string& text : {""s, " "s, "a b"s, "a\nb"s, "\0"s, "\x7f"s, "\xc3\xa9"s,
+                                    std::string(65, 'x'), std::string(10'000'000, 'x')}) {
+      refused({"WAIT", "60000", "NOTIFY", "c", text}, id + '"');
+      refused({"NOTIFY", "c", text}, id + '"');
+    }
+    for (const size_t size : {size_t{0}, size_t{257}, size_t{10'000'000}}) {
+      const std::string channel(size, 'c');
+      refused({"WAIT", "60000", "NOTIFY", channel, "1"},
+              "the channel after NOTIFY must be 1 to 256 bytes, not " + std::to_string(size));
+    }
+    refused({"NOTIFY"}, "syntax error: the channel after NOTIFY is missing");
+    refused({"NOTIFY", "c"}, "syntax error: the id after NOTIFY channel is missing");
+  }
+}
+
+// The server finds keys by this word, so it can be nothing else.
+TEST_F(BadInputTest, RefusesTheWordAlsoAsText) {
+  for (const char* word : {"ALSO", "also", "aLsO"}) {
+    const std::string error = " must not be the word ALSO, which introduces keys";
+    for (const char* key : {"free", "job"}) {
+      const auto refused = [&](const Command& options, const std::string& what) {
+        Command command = {"LOCK.ACQUIRE", key, "bob", "PX", "60000", "WAIT", "60000"};
+        command.insert(command.end(), options.begin(), options.end());
+        ExpectRefused(command, "ERR " + what + error);
+      };
+      refused({"TAG", word}, "the text after TAG");
+      refused({"TAG", word, "ALSO", "1", "x"}, "the text after TAG");
+      refused({"NOTIFY", word, "1"}, "the channel after NOTIFY");
+      refused({"NOTIFY", word, "1", "x"}, "the channel after NOTIFY");
+      refused({"NOTIFY", "c", word}, "the id after NOTIFY channel");
+      refused({"NOTIFY", word, word}, "the channel after NOTIFY");
+    }
+  }
+  // Words that only contain it are texts like any other.
+  EXPECT_GT(
+      client_
+          .Do("LOCK.ACQUIRE", "free", "bob", "PX", 1, "TAG", "ALSO 1", "NOTIFY", "also:", "ALSO1")
+          .integer,
+      0);
 }
 
 // The three commands that accept several keys, for a free lock and for alice's.
@@ -380,16 +490,15 @@ TEST_F(BadInputTest, RefusesInvalidAlso) {
       command.insert(command.end(), also.begin(), also.end());
       ExpectRefused(command, error);
     };
-    const std::string range = "ERR ALSO must be a whole number from 1 to 64 in plain digits, not ";
+    const std::string range = "ERR ALSO must be an integer from 1 to 64 in plain digits, not ";
     refused({"ALSO", "0"}, range + "\"0\"");
     refused({"ALSO", "0", "x"}, range + "\"0\"");
     refused({"ALSO", "x", "y"}, range + "\"x\"");
-    refused({"ALSO", "1"},
-            "ERR syntax error: ALSO announces 1 more keys, but only 0 arguments follow");
+    refused({"ALSO", "1"}, "ERR syntax error: ALSO needs 1 keys, but only 0 arguments follow");
     refused({"ALSO", "3", "x", "y"},
-            "ERR syntax error: ALSO announces 3 more keys, but only 2 arguments follow");
+            "ERR syntax error: ALSO needs 3 keys, but only 2 arguments follow");
     refused({"ALSO", "64", "x"},
-            "ERR syntax error: ALSO announces 64 more keys, but only 1 arguments follow");
+            "ERR syntax error: ALSO needs 64 keys, but only 1 arguments follow");
     refused({"ALSO", "1", "x", "y"}, "ERR syntax error at \"y\": expected ");
     refused({"ALSO", "1", "x", "ALSO", "1", "y"}, "ERR syntax error: ALSO is given twice");
 
@@ -399,7 +508,7 @@ TEST_F(BadInputTest, RefusesInvalidAlso) {
       refused(many, range + "\"" + std::to_string(count) + "\"");
     }
 
-    const std::string twice = " is named twice, name each lock once";
+    const std::string twice = " is given twice: name each lock once";
     refused({"ALSO", "1", start[1]}, "ERR the key \"" + start[1] + "\"" + twice);
     refused({"ALSO", "2", "x", start[1]}, "ERR the key \"" + start[1] + "\"" + twice);
     refused({"ALSO", "2", "x", "x"}, "ERR the key \"x\"" + twice);
@@ -447,8 +556,7 @@ TEST_F(BadInputTest, RefusesRequestsThatConflictWithOwnHold) {
   const std::string apart = "ERR this owner holds these locks under different tokens";
   refused("shared", {"SHARED", "ALSO", "1", "shared too"}, apart);
   refused("pair", {"SHARED", "ALSO", "2", "pair too", "shared"}, apart);
-  refused("pair", {"ALSO", "1", "pair too"},
-          "ERR ALSO cannot turn shared holds into exclusive ones");
+  refused("pair", {"ALSO", "1", "pair too"}, "ERR ALSO cannot upgrade shared holds");
 }
 
 // A script or function has no connection that a hold could be bound to.
@@ -461,7 +569,8 @@ TEST_F(BadInputTest, RefusesSessionInScriptsAndFunctions) {
   const std::string script =
       "return redis.call('LOCK.ACQUIRE', KEYS[1], 'alice', 'PX', 60000, 'SESSION')";
   for (const char* key : {"job", "free"}) {
-    const std::string error = "ERR SESSION needs a connection, and inside scripts and functions ";
+    const std::string error =
+        "ERR SESSION requires a connection: it cannot be used in scripts, functions or after ";
     ExpectRefused({"EVAL", script, "1", key}, error);
     ExpectRefused({"FCALL", "session", "1", key}, error);
     // Also by a call whose error the script handles itself.
@@ -479,7 +588,7 @@ TEST_F(BadInputTest, ErrorsQuoteBinaryInput) {
   for (const char* name : {"LOCK.ACQUIRE", "LOCK.TOUCH"}) {
     ExpectRefused({name, nasty, nasty, nasty, nasty}, "ERR syntax error at \"" + shown + "\"");
     ExpectRefused({name, nasty, nasty, "PX", nasty},
-                  "ERR PX must be a whole number from 1 to 86400000 (turnstile.max-lease-ms) in "
+                  "ERR PX must be an integer from 1 to 86400000 (turnstile.max-lease-ms) in "
                   "plain digits, not \"" +
                       shown);
     ExpectRefused({name, nasty, nasty, "PX\0"s, "1000"}, R"(ERR syntax error at "PX\x00")");
@@ -494,7 +603,7 @@ TEST_F(BadInputTest, RefusesOwnersOfInvalidSize) {
   const size_t huge = size_t{10} << 20;
   for (const size_t size : {size_t{0}, size_t{257}, huge}) {
     const std::string owner(size, 'o');
-    const std::string error = "ERR the owner must have 1 to 256 bytes, not " + std::to_string(size);
+    const std::string error = "ERR the owner must be 1 to 256 bytes, not " + std::to_string(size);
     ExpectRefused({"LOCK.ACQUIRE", "job", owner, "PX", "1000"}, error);
     ExpectRefused({"LOCK.TOUCH", "job", owner, "PX", "1000"}, error);
     ExpectRefused({"LOCK.RELEASE", "job", owner}, error);
@@ -522,7 +631,7 @@ TEST_F(BadInputTest, RefusesHugeNumbersOfKeys) {
   for (Command command : WithMoreKeys()) {
     command.insert(command.end(), {"ALSO", "299990"});
     command.resize(300000, "x");
-    ExpectRefused(command, "ERR ALSO must be a whole number from 1 to 64");
+    ExpectRefused(command, "ERR ALSO must be an integer from 1 to 64");
   }
 }
 

@@ -68,13 +68,17 @@ TEST_F(SlotMoveTest, EveryKindOfHoldMoves) {
   const std::string permits = key_ + "{" + key_ + "}";
   ASSERT_EQ(cluster_.SlotOf(permits), slot_);
   MustObtain(old_, Acquiring(permits, "alice", {"LIMIT", "2"}));
-  MustObtain(old_, Acquiring(permits, "bob", {"LIMIT", "2"}));
+  MustObtain(old_, Acquiring(permits, "bob", {"LIMIT", "3", "WEIGHT", "2", "TAG", "heavy"}));
+  MustObtain(old_, Acquiring(key_, "carol", {"SHARED", "MAXHOLD", "90000", "TAG", "x"}));
   const Reply shared = Kept(old_, key_);
   const Reply limited = Kept(old_, permits);
   move_.Whole();
   EXPECT_EQ(Kept(new_, key_), shared);
   EXPECT_EQ(Kept(new_, permits), limited);
-  EXPECT_EQ(new_.Do("LOCK.ACQUIRE", permits, "carol", "PX", kMinute, "LIMIT", 2), Reply::Nil());
+  EXPECT_EQ(new_.Do("LOCK.ACQUIRE", permits, "carol", "PX", kMinute, "LIMIT", 3), Reply::Nil());
+  EXPECT_EQ(HoldOf(new_, permits, "bob").Field("weight"), Reply::Int(2));
+  EXPECT_EQ(HoldOf(new_, permits, "bob").Field("tag"), Reply::Str("heavy"));
+  EXPECT_LE(HoldOf(new_, key_, "carol").Field("max-hold-left-ms").integer, 90000);
 }
 
 TEST_F(SlotMoveTest, WaitersGetTryAgainWhenTheirLockHasMoved) {

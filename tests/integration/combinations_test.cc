@@ -14,6 +14,7 @@
 
 #include "support/eventually.h"
 #include "support/lock_test.h"
+#include "support/notices.h"
 #include "support/source_files.h"
 #include "support/waiting.h"
 
@@ -66,34 +67,85 @@ class CombinationsTest : public SharedWaitingTest<CombinationsTest> {
 // --- Options of one request -------------------------------------------------------------------
 
 // How each option is written.
-const std::map<std::string, Command> kOptions = {
-    {"WAIT", {"WAIT", "60000"}},  {"SHARED", {"SHARED"}},         {"LIMIT", {"LIMIT", "2"}},
-    {"REENTRANT", {"REENTRANT"}}, {"SESSION", {"SESSION"}},       {"LINGER", {"LINGER", "12345"}},
-    {"FLOOR", {"FLOOR", "5"}},    {"ALSO", {"ALSO", "1", "job2"}}};
+const std::map<std::string, Command> kOptions = {{"WAIT", {"WAIT", "60000"}},
+                                                 {"MAXLINE", {"MAXLINE", "1"}},
+                                                 {"SHARED", {"SHARED"}},
+                                                 {"LIMIT", {"LIMIT", "3"}},
+                                                 {"WEIGHT", {"WEIGHT", "2"}},
+                                                 {"REENTRANT", {"REENTRANT"}},
+                                                 {"SESSION", {"SESSION"}},
+                                                 {"LINGER", {"LINGER", "12345"}},
+                                                 {"MAXHOLD", {"MAXHOLD", "70000"}},
+                                                 {"TAG", {"TAG", "my tag"}},
+                                                 {"NOTIFY", {"NOTIFY", "my channel", "my-id"}},
+                                                 {"FLOOR", {"FLOOR", "5"}},
+                                                 {"ALSO", {"ALSO", "1", "job2"}}};
+
+// The option that another one needs.
+const std::map<std::string, std::string> kNeeds = {{"MAXLINE", "WAIT"}, {"WEIGHT", "LIMIT"}};
 
 class OptionCombinationsTest : public CombinationsTest {
  protected:
+  // A request for "job" with both options, and with what they need.
+  static Command Request(const std::string& first, const std::string& second) {
+    Command request = Acquiring("job", "me", {});
+    const auto add = [&request](const Command& option) {
+      request.insert(request.end(), option.begin(), option.end());
+    };
+    for (const auto& [option, needed] : kNeeds) {
+      if (first == needed || second == needed) continue;
+      if (first == option || second == option) add(kOptions.at(needed));
+    }
+    add(kOptions.at(first));
+    add(kOptions.at(second));
+    if (first == "ALSO" && second == "ALSO") request.back() = "job3";
+    return request;
+  }
+
+  // "job" is held and waited for; then it is released. Returns the token that the request obtains.
+  Reply ObtainAfterWait(Waiter& requester, const Command& request, bool has_max_line,
+                        bool is_notified) {
+    MustAcquire(client_, "job", "another");
+    if (has_max_line) {
+      MustBeInLine(client_.Do(Acquiring("job", "stranger", Notifying("a channel", "1"))));
+      EXPECT_EQ(requester.Do(request), Reply::Nil()) << "one waits already";
+      EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "stranger"), Reply::Int(1));
+    }
+    EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("waiting"), Reply::Int(0));
+    if (is_notified) {
+      MustBeInLine(requester.Do(request));
+    } else {
+      requester.Wait(request);
+    }
+    EXPECT_EQ(LineOf(client_, "job"), std::vector<std::string>{"me"});
+    EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "another"), Reply::Int(1));
+    if (!is_notified) return requester.Read();
+    return Reply::Int(MustBeGranted(client_, notices_, "my-id", "job"));
+  }
+
+  static void MustBeInLine(const Reply& reply) { EXPECT_EQ(reply, Reply::Int(0)); }
+
   // `requester` requests "job" with these options; then the effect of each of them is checked.
   void ExpectWorks(const std::string& first, const std::string& second) {
-    const auto given = [&](const char* option) { return first == option || second == option; };
-    Command request = Acquiring("job", "me", kOptions.at(first));
-    const Command& more = kOptions.at(second);
-    request.insert(request.end(), more.begin(), more.end());
+    const auto given = [&](const std::string& option) {
+      return first == option || second == option ||
+             std::any_of(kNeeds.begin(), kNeeds.end(), [&](const auto& needs) {
+               return needs.second == option && (first == needs.first || second == needs.first);
+             });
+    };
+    const Command request = Request(first, second);
+    notices_.Until(client_);
 
     // Without WAIT the lock is free; with it the lock is released while the call waits.
     Waiter requester(server());
-    Reply token;
-    if (given("WAIT")) {
-      MustAcquire(client_, "job", "another");
-      EXPECT_EQ(client_.Do("LOCK.INFO", "job").Field("waiting"), Reply::Int(0));
-      requester.Wait(request);
-      EXPECT_EQ(LineOf(client_, "job"), std::vector<std::string>{"me"});
-      EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "another"), Reply::Int(1));
-      token = requester.Read();
-    } else {
-      token = requester.Do(request);
-    }
+    const Reply token = given("WAIT")
+                            ? ObtainAfterWait(requester, request, given("MAXLINE"), given("NOTIFY"))
+                            : requester.Do(request);
     ASSERT_TRUE(token.IsInteger()) << token;
+    const int64_t weight = given("WEIGHT") ? 2 : 1;
+    const std::string rest = std::to_string(3 - weight);  // of the limit
+    // A retry of a call that is notified does not count once more.
+    const int64_t count = given("REENTRANT") && !given("NOTIFY") ? 2 : 1;
 
     std::vector<std::string> keys = {"job"};
     if (given("ALSO")) keys.emplace_back("job2");
@@ -106,10 +158,15 @@ class OptionCombinationsTest : public CombinationsTest {
       EXPECT_EQ(hold.Field("count"), Reply::Int(1));
       EXPECT_EQ(hold.Field("session"), Reply::Int(given("SESSION") ? 1 : 0));
       EXPECT_EQ(hold.Field("linger-ms"), Reply::Int(given("LINGER") ? 12345 : 0));
+      EXPECT_EQ(hold.Field("weight"), Reply::Int(weight));
+      EXPECT_EQ(hold.Field("tag"), given("TAG") ? Reply::Str("my tag") : Reply::Nil());
+      EXPECT_EQ(hold.Field("max-hold-left-ms").IsNil(), !given("MAXHOLD"));
+      EXPECT_LE(hold.Field("max-hold-left-ms").integer, 70000);
       // Which other owners can enter.
       EXPECT_EQ(client_.Do(Acquiring(key, "reader", {"SHARED"})).IsInteger(), given("SHARED"));
-      EXPECT_EQ(client_.Do(Acquiring(key, "permit", {"LIMIT", "2"})).IsInteger(), given("LIMIT"));
-      EXPECT_EQ(client_.Do(Acquiring(key, "permit 3", {"LIMIT", "2"})), Reply::Nil());
+      EXPECT_EQ(client_.Do(Acquiring(key, "permit", {"LIMIT", "3", "WEIGHT", rest})).IsInteger(),
+                given("LIMIT"));
+      EXPECT_EQ(client_.Do(Acquiring(key, "one too many", {"LIMIT", "3"})), Reply::Nil());
       EXPECT_EQ(client_.Do(Acquiring(key, "writer", {})), Reply::Nil());
     }
     EXPECT_EQ(client_.Do("EXISTS", "job2"), Reply::Int(given("ALSO") ? 1 : 0));
@@ -117,7 +174,11 @@ class OptionCombinationsTest : public CombinationsTest {
     // Reacquiring on the same connection.
     EXPECT_EQ(requester.Do(request), token);
     for (const std::string& key : keys) {
-      EXPECT_EQ(HoldOf(client_, key, "me").Field("count"), Reply::Int(given("REENTRANT") ? 2 : 1));
+      EXPECT_EQ(HoldOf(client_, key, "me").Field("count"), Reply::Int(count));
+      const Reply touched = client_.Do("LOCK.TOUCH", key, "me", "PX", 90000);
+      EXPECT_EQ(touched, Reply::Int(1));
+      EXPECT_EQ(HoldOf(client_, key, "me").Field("lease-left-ms").integer <= 70000,
+                given("MAXHOLD"));
     }
     requester.Close();
     AwaitGone(client_, requester.id());
@@ -127,21 +188,26 @@ class OptionCombinationsTest : public CombinationsTest {
         EXPECT_GT(client_.Do("LOCK.INFO", key).Field("linger-left-ms").integer, 0);
       } else if (!given("SESSION")) {
         EXPECT_EQ(client_.Do("LOCK.RELEASE", key, "me"), Reply::Int(1));
-        EXPECT_EQ(HoldOf(client_, key, "me").IsNil(), !given("REENTRANT"));
+        EXPECT_EQ(HoldOf(client_, key, "me").IsNil(), count == 1);
       }
     }
+    std::vector<std::string> lost;
+    if (given("NOTIFY") && given("SESSION")) {
+      for (const std::string& key : keys) {
+        lost.push_back(LostNotice("my-id", token.integer, "session", key));
+      }
+    }
+    EXPECT_EQ(notices_.Until(client_), lost) << "nothing is said of a release";
   }
 
   void ExpectError(const std::string& first, const std::string& second, const std::string& text) {
-    Command request = Acquiring("job", "me", kOptions.at(first));
-    Command more = kOptions.at(second);
-    if (first == second && first == "ALSO") more.back() = "job3";
-    request.insert(request.end(), more.begin(), more.end());
-    const Reply reply = client_.Do(request);
+    const Reply reply = client_.Do(Request(first, second));
     EXPECT_TRUE(reply.IsError("ERR syntax error: ")) << reply;
     EXPECT_NE(reply.text.find(text), std::string::npos) << reply;
     EXPECT_EQ(client_.Do("DBSIZE"), Reply::Int(0)) << "nothing has happened";
   }
+
+  Notices notices_{server(), "my channel"};
 };
 
 TEST_F(OptionCombinationsTest, EveryPairBehavesAsDocumented) {
@@ -167,7 +233,7 @@ TEST_F(OptionCombinationsTest, EveryPairBehavesAsDocumented) {
       cells++;
     }
   }
-  EXPECT_EQ(cells, 64U);
+  EXPECT_EQ(cells, 169U);
 }
 
 // --- A lock that the owner already holds ------------------------------------------------------

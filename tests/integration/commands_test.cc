@@ -82,8 +82,9 @@ void CheckReplies(int version, Connection& connection) {
   ASSERT_TRUE(help.IsArray()) << help;
   ASSERT_FALSE(help.elements.empty());
   EXPECT_EQ(help.elements[0],
-            Reply::Str("LOCK.ACQUIRE key owner <PX ms | EX s> [WAIT ms] [SHARED | LIMIT n] "
-                       "[REENTRANT] [SESSION] [LINGER ms] [FLOOR token] "
+            Reply::Str("LOCK.ACQUIRE key owner <PX ms | EX s> [WAIT ms] [MAXLINE n] "
+                       "[SHARED | LIMIT n] [WEIGHT w] [REENTRANT] [SESSION] [LINGER ms] "
+                       "[MAXHOLD ms] [TAG text] [NOTIFY channel id] [FLOOR token] "
                        "[ALSO numkeys key [key ...]]"));
   for (const Reply& line : help.elements) EXPECT_TRUE(line.IsString()) << line;
 }
@@ -182,8 +183,8 @@ TEST_F(CommandsTest, HoldEndsAfterLastMillisecondOfLease) {
     local full = redis.call('PEXPIRETIME', KEYS[2])
     local function now()
       local holder = redis.call('LOCK.INFO', KEYS[2])[6][1]
-      assert(holder[5] == 'lease-left-ms')
-      return full - holder[6]
+      assert(holder[7] == 'lease-left-ms')
+      return full - holder[8]
     end
     local start = now()
     redis.call('LOCK.ACQUIRE', KEYS[1], 'alice', 'PX', 5)

@@ -90,10 +90,9 @@ TEST_F(ConfigTest, MaxLeaseTakesEffectAtOnce) {
   for (const char* name : {"LOCK.ACQUIRE", "LOCK.TOUCH"}) {
     EXPECT_TRUE(
         Do({name, "job", "alice", "PX", "6000"})
-            .IsError("ERR PX must be a whole number from 1 to 5999 (turnstile.max-lease-ms) in"));
-    EXPECT_TRUE(
-        Do({name, "job", "alice", "EX", "6"})
-            .IsError("ERR EX must be a whole number from 1 to 5 (turnstile.max-lease-ms) in"));
+            .IsError("ERR PX must be an integer from 1 to 5999 (turnstile.max-lease-ms) in"));
+    EXPECT_TRUE(Do({name, "job", "alice", "EX", "6"})
+                    .IsError("ERR EX must be an integer from 1 to 5 (turnstile.max-lease-ms) in"));
   }
   EXPECT_GT(Do({"PTTL", "job"}).integer, 5999) << "what was granted stays granted";
   EXPECT_EQ(Do({"LOCK.TOUCH", "job", "alice", "PX", "5999"}), Reply::Int(1));
@@ -187,7 +186,7 @@ TEST(ModuleLoadTest, InvalidSettingPreventsStart) {
     // The server names the setting; the module adds whose it is.
     EXPECT_FALSE(LinesWith(server.Log(), name).empty());
     EXPECT_FALSE(
-        LinesWith(server.Log(), "cannot be loaded: a turnstile.* setting is wrong").empty());
+        LinesWith(server.Log(), "cannot be loaded: a turnstile.* setting is invalid").empty());
   }
 }
 
@@ -201,7 +200,7 @@ TEST(ModuleLoadTest, UnknownSettingPreventsStart) {
 
 const std::string kDefaultSettings =
     "max-lease-ms 86400000, token-margin-ms 30000, failover-grace-ms 0, max-waiters 5000, "
-    "max-waiters-per-user 0, max-holders 10000, plain-locks yes";
+    "max-queued 100000, max-waiters-per-user 0, max-holders 10000, plain-locks yes";
 
 TEST_F(ConfigTest, LoadLogsOneLineWithVersion) {
   const Version version = ProjectVersion();
@@ -240,12 +239,13 @@ TEST(ModuleLoadTest, ModuleArgumentsAreSettings) {
   EXPECT_EQ(SettingOf(client, "max-waiters"), "7");
   EXPECT_EQ(SettingOf(client, "token-margin-ms"), "30000");
   EXPECT_EQ(SettingOf(client, "plain-locks"), "no");
-  EXPECT_EQ(LinesWith(server.Log(),
-                      ": max-lease-ms 5000, token-margin-ms 30000, "
-                      "failover-grace-ms 0, max-waiters 7, max-waiters-per-user 0, "
-                      "max-holders 10000, plain-locks no")
-                .size(),
-            1U)
+  EXPECT_EQ(
+      LinesWith(server.Log(),
+                ": max-lease-ms 5000, token-margin-ms 30000, "
+                "failover-grace-ms 0, max-waiters 7, max-queued 100000, max-waiters-per-user 0, "
+                "max-holders 10000, plain-locks no")
+          .size(),
+      1U)
       << server.Log();
   EXPECT_TRUE(client.Do("LOCK.ACQUIRE", "job", "alice", "PX", 5001).IsError("ERR PX must be"));
   // They can be changed like any other setting.
@@ -262,17 +262,20 @@ TEST(ModuleLoadTest, ConfigurationOverridesModuleArguments) {
 }
 
 TEST(ModuleLoadTest, InvalidModuleArgumentsAreRefused) {
-  const std::string range = " must be a whole number from 0 to 1000000 in plain digits, not ";
+  const std::string range = " must be an integer from 0 to 1000000 in plain digits, not ";
   const std::vector<std::pair<Command, std::string>> wrong = {
       {{"max-waiter", "7"},
-       "there is no setting \"max-waiter\" among max-lease-ms token-margin-ms failover-grace-ms "
-       "max-waiters max-waiters-per-user max-holders plain-locks"},
+       "unknown setting \"max-waiter\", expected one of: max-lease-ms token-margin-ms "
+       "failover-grace-ms "
+       "max-waiters max-queued max-waiters-per-user max-holders plain-locks"},
       {{"max-holders", "0"},
-       "max-holders must be a whole number from 1 to 100000 in plain digits, not \"0\""},
-      {{"max-holders", "100001"}, "max-holders must be a whole number from 1 to 100000 in plain"},
-      {{"reset-stats", "yes"}, "there is no setting \"reset-stats\" among"},
-      {{"turnstile."}, "there is no setting \"turnstile.\" among"},
-      {{"\x1b[31m"}, R"(there is no setting "\x1b[31m" among)"},
+       "max-holders must be an integer from 1 to 100000 in plain digits, not \"0\""},
+      {{"max-holders", "100001"}, "max-holders must be an integer from 1 to 100000 in plain"},
+      {{"max-queued", "10000001"},
+       "max-queued must be an integer from 0 to 10000000 in plain digits, not \"10000001\""},
+      {{"reset-stats", "yes"}, "unknown setting \"reset-stats\", expected one of:"},
+      {{"turnstile."}, "unknown setting \"turnstile.\", expected one of:"},
+      {{"\x1b[31m"}, R"(unknown setting "\x1b[31m", expected one of:)"},
       {{"max-waiters"}, "max-waiters" + range + "\"\""},
       {{"max-waiters", "-1"}, "max-waiters" + range + "\"-1\""},
       {{"max-waiters", "1000001"}, "max-waiters" + range + "\"1000001\""},
@@ -322,7 +325,7 @@ TEST_F(ConfigTest, CanBeLoadedIntoRunningServer) {
   Client client = other.Connect();
   EXPECT_TRUE(client.Do("LOCK.HELP").IsError("ERR unknown command"));
   EXPECT_TRUE(client.Do("MODULE", "LOAD", path, "argument").IsError("ERR Error loading"));
-  EXPECT_FALSE(LinesWith(other.Log(), "there is no setting \"argument\" among").empty());
+  EXPECT_FALSE(LinesWith(other.Log(), "unknown setting \"argument\", expected one of:").empty());
   EXPECT_TRUE(client.Do("MODULE", "LOADEX", path, "CONFIG", "turnstile.max-lease-ms", 5)
                   .IsError("ERR Error loading"));
   EXPECT_TRUE(client.Do("LOCK.HELP").IsError("ERR unknown command")) << "nothing is left of it";

@@ -121,7 +121,7 @@ const std::map<std::string, std::string> kComplexities = {
     {"LOCK.FENCE", "O(log N) for each lock"},
     {"LOCK.INFO", "O(N) where N is the number of holders"},
     {"LOCK.LIST", "O(N) where N is COUNT"},
-    {"LOCK.TOP", "O(N log N) where N is the number of locks that somebody waits for"},
+    {"LOCK.TOP", "O(N log N) where N is the number of locks with waiting requests"},
     {"LOCK.HELP", "O(1)"},
 };
 
@@ -431,17 +431,34 @@ TEST_F(DocsTest, SettingsTableMatchesServer) {
   }
 }
 
-TEST_F(DocsTest, RedisCliExampleRuns) {
-  const std::string script = SourcePath("client-examples/redis-cli/table-12.sh");
-  FILE* pipe =
-      popen(("sh '" + script + "' -p " + std::to_string(server().port()) + " 2>&1").c_str(), "r");
-  ASSERT_NE(pipe, nullptr);
+struct Outcome {
+  int status;  // as of waitpid
+  std::string output;
+};
+
+Outcome RunShell(const std::string& command) {
+  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return {-1, ""};
   std::string output;
   for (int c = fgetc(pipe); c != EOF; c = fgetc(pipe)) output += static_cast<char>(c);
-  const int status = pclose(pipe);
+  return {pclose(pipe), output};
+}
+
+TEST_F(DocsTest, RedisCliExampleRuns) {
+  const std::string script = SourcePath("client-examples/redis-cli/table-12.sh");
+  const auto [status, output] =
+      RunShell("sh '" + script + "' -p " + std::to_string(server().port()));
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << output;
   EXPECT_TRUE(output.ends_with("Everybody got the right answer.\n")) << output;
   EXPECT_EQ(Do({"DBSIZE"}), Reply::Int(0)) << "it tidies up";
+}
+
+// Every page: links, anchors, LOCK commands, configurations, scripts, settings and fields.
+TEST_F(DocsTest, LinksCommandsAndConfigurationsAreCorrect) {
+  const auto [status, output] =
+      RunShell("TURNSTILE_MODULE='" + ModulePath() + "' TURNSTILE_SOURCE_DIR='" + SourcePath("") +
+               "' /usr/bin/python3 '" + SourcePath("tests/docs/check") + "'");
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << output;
 }
 
 }  // namespace

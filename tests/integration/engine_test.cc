@@ -70,6 +70,17 @@ TEST_F(EngineTest, CommandsAreInAclCategoriesIfSupported) {
   EXPECT_TRUE(worker.Do("LOCK.INFO", "job").IsError("NOPERM"));
 }
 
+// Valkey marks modules in its log that lack an entry point of its own.
+TEST_F(EngineTest, ValkeyDoesNotCallModuleLegacy) {
+  Server server({.args = {"--loadmodule", TURNSTILE_FORWARDER_MODULE}});
+  const std::string log = server.Log();
+  const bool is_valkey = EngineOf(client_).starts_with("Valkey");
+  const std::string mark = "Legacy Redis Module ";
+  EXPECT_EQ(log.find(mark + ModulePath()), std::string::npos) << log;
+  // This one does lack it.
+  EXPECT_EQ(log.find(mark + TURNSTILE_FORWARDER_MODULE) != std::string::npos, is_valkey) << log;
+}
+
 // Valkey 8.1 does not restore the database by itself (see valkey-io/valkey#4024).
 TEST_F(EngineTest, MoveKeepsSelectedDatabaseOfClient) {
   ASSERT_EQ(client_.Do("SELECT", 3), Reply::Ok());
@@ -169,7 +180,7 @@ void ExpectRefused(FakeServer& server, const std::string& engine) {
   const std::string& line = server.log().front();
   EXPECT_TRUE(line.starts_with("warning: turnstile ")) << line;
   EXPECT_TRUE(
-      line.ends_with(" cannot be loaded: it needs Redis 7.0, Valkey 7.2, Redict 7.3 or "
+      line.ends_with(" cannot be loaded: it requires Redis 7.0, Valkey 7.2, Redict 7.3 or "
                      "later, and this is " +
                      engine))
       << line;

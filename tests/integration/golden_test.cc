@@ -25,6 +25,9 @@ struct GoldenHold {
   int64_t end;
   int64_t linger = 0;
   int64_t count = 1;
+  int64_t weight = 1;
+  int64_t cap = 0;  // none
+  std::string tag{};
 };
 
 struct GoldenLock {
@@ -69,6 +72,23 @@ std::vector<GoldenLock> GoldenLocks() {
        "golden:counted",
        "exclusive",
        {{"golden-owner", 1700000000000010, 1700000000010, 7258118400010, 5000, 3}}},
+      {0,
+       "golden:tagged",
+       "exclusive",
+       {{"golden-owner", 1700000000000014, 1700000000014, 7258118400014, 5, 2, 1, 7258118400014,
+         "host-1 pid 42"}}},
+      {0,
+       "golden:weighted",
+       "limit",
+       {{"worker-1", 1700000000000015, 1700000000015, 7258118400015, 0, 1, 100000}}},
+      {0,
+       "golden:pool",
+       "limit",
+       {{"worker-2", 1700000000000016, 1700000000016, 7258118400016, 0, 1, 2, 0,
+         "tag-of-64-bytes-" + std::string(48, 't')},
+        {"worker-1", 1700000000000017, 1700000000017, 7258118400017, 0, 1, 1, 9007199254740991},
+        {"worker-3", 1700000000000018, 1700000000018, 7258118400018, 7, 1, 3, 7258118400019, "~"},
+        {"worker-4", 1700000000000019, 1700000000019, 7258118400019}}},
       {3,
        "golden:elsewhere",
        "exclusive",
@@ -119,6 +139,14 @@ void ExpectHeld(Client& client, const GoldenLock& lock) {
     EXPECT_EQ(holder.Field("count"), Reply::Int(hold.count));
     EXPECT_EQ(holder.Field("session"), Reply::Int(0));
     EXPECT_EQ(holder.Field("linger-ms"), Reply::Int(hold.linger));
+    EXPECT_EQ(holder.Field("weight"), Reply::Int(hold.weight));
+    EXPECT_EQ(holder.Field("tag"), hold.tag.empty() ? Reply::Nil() : Reply::Str(hold.tag));
+    if (hold.cap == 0) {
+      EXPECT_EQ(holder.Field("max-hold-left-ms"), Reply::Nil());
+    } else {
+      EXPECT_GE(holder.Field("max-hold-left-ms").integer, hold.cap - after);
+      EXPECT_LE(holder.Field("max-hold-left-ms").integer, hold.cap - before);
+    }
   }
 }
 

@@ -268,7 +268,7 @@ TEST_F(HandOverTest, NextWaiterIsGrantedWhenLeaseEnds) {
   for (const int active : {1, 0}) {
     SCOPED_TRACE(active != 0 ? "with active expiry" : "without active expiry");
     client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", active);
-    const int64_t alice = MustAcquire(client_, "job", "alice", 200);
+    const int64_t alice = MustAcquire(client_, "job", "alice", 600);
     const int64_t end = EndOf(client_, "job");
     Waiter bob(server(), "job", "bob");
     Replicated();

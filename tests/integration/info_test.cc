@@ -159,6 +159,28 @@ TEST_F(InfoTest, CountsDeadlocksAndWaitLimitErrors) {
   EXPECT_EQ(Do({"CONFIG", "SET", "turnstile.max-waiters", "5000"}), Reply::Ok());
 }
 
+TEST_F(InfoTest, CountsLinesThatAreTooLong) {
+  MustAcquire(client_, "job", "alice");
+  Waiter bob(server(), "job", "bob");
+  Reset();
+  EXPECT_TRUE(Do(Acquiring("job", "carol", {"WAIT", "60000", "MAXLINE", "1"})).IsNil());
+  EXPECT_EQ(Counted(), (Figures{{"rejected_line_full", "1"}, {"contention_percent", "100.00"}}));
+}
+
+TEST_F(InfoTest, ShowsPlacesOfNotifiedWaits) {
+  MustAcquire(client_, "a", "alice");
+  EXPECT_EQ(Do(Acquiring("a", "bob", {"WAIT", "60000", "NOTIFY", "c", "1", "ALSO", "1", "b"})),
+            Reply::Int(0));
+  Waiter carol(server(), "a", "carol");
+  EXPECT_EQ(Figure("queued"), "2");
+  EXPECT_EQ(Figure("waiters"), "1");
+  EXPECT_EQ(Figure("contended_locks"), "2");
+  Do({"LOCK.RELEASE", "a", "alice"});
+  EXPECT_TRUE(carol.Read().IsInteger());
+  EXPECT_EQ(Figure("queued"), "0");
+  EXPECT_EQ(Figure("undelivered"), "1") << "nobody has subscribed";
+}
+
 TEST_F(InfoTest, CountsFencedCommands) {
   const int64_t token = MustAcquire(client_, "job", "alice");
   Reset();

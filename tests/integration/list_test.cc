@@ -73,11 +73,12 @@ TEST_F(ListTest, ShowsEveryFieldOfLock) {
   Waiter bob(server(), "job", "bob");
   Waiter carol(server(), "job", "carol");
   for (const Reply& lock : {ListAll(client_).at(0), Do({"LOCK.TOP"}).elements.at(0)}) {
-    EXPECT_EQ(lock.elements.size(), 20U) << lock;
+    EXPECT_EQ(lock.elements.size(), 22U) << lock;
     EXPECT_EQ(lock.Field("key"), Reply::Str("job"));
     EXPECT_EQ(lock.Field("mode"), Reply::Str("exclusive"));
     EXPECT_EQ(lock.Field("holding"), Reply::Int(1));
     EXPECT_EQ(lock.Field("owner"), Reply::Str("alice"));
+    EXPECT_EQ(lock.Field("tag"), Reply::Nil());
     EXPECT_EQ(lock.Field("token"), Reply::Int(token));
     EXPECT_GE(lock.Field("held-ms").integer, 0);
     EXPECT_LE(lock.Field("lease-left-ms").integer, kMinute);

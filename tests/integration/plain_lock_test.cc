@@ -217,8 +217,8 @@ TEST_F(PlainLockTest, WorksInTransactionsAndScripts) {
 // If the command that would change the string is unavailable the module returns an error, changes
 // nothing and keeps running.
 TEST(PlainLockWithoutCommandTest, ReleaseAndTouchAreRefused) {
-  const std::string release = "LOCK.RELEASE of a plain string needs the command DEL, which ";
-  const std::string touch = "LOCK.TOUCH of a plain string needs the command PEXPIREAT, which ";
+  const std::string release = "LOCK.RELEASE of a plain string requires the command DEL, which ";
+  const std::string touch = "LOCK.TOUCH of a plain string requires the command PEXPIREAT, which ";
   Server server({.config = "rename-command DEL \"\"\nrename-command PEXPIREAT moved\n"});
   Client client = server.Connect();
   ASSERT_EQ(client.Do("SET", "job", "alice", "PX", 60000), Reply::Ok());

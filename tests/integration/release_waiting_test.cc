@@ -23,7 +23,7 @@ class ReleaseWaitingTest : public SharedWaitingTest<ReleaseWaitingTest> {
   }
 
   static Reply Cancelled() {
-    return Reply::Error("UNBLOCKED a LOCK.RELEASE of the same owner ended this wait");
+    return Reply::Error("UNBLOCKED cancelled by a LOCK.RELEASE of the same owner");
   }
 };
 

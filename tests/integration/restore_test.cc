@@ -48,34 +48,40 @@ struct StoredHold {
   int64_t linger = 0;
   uint64_t count = 1;
   std::string owner = "me";
+  int64_t cap = 0;  // none
+  uint64_t weight = 1;
+  std::string tag = {};
 };
+
+std::string Number(int64_t value) { return Word(static_cast<uint64_t>(value)); }
 
 // A lock of one hold is a record; several holds are a list after a header word.
 std::string Record(int mode, const StoredHold& hold, bool wide) {
   const uint64_t head = static_cast<uint64_t>(hold.token) | (hold.owner.size() - 1) << 53 |
                         static_cast<uint64_t>(mode) << 61;
-  const auto since = static_cast<uint64_t>(hold.since);
   const auto end = static_cast<uint64_t>(hold.end);
   const auto lead = static_cast<uint64_t>(hold.token / 1000 - hold.since);
   if (!wide) return Word(head) + Word(end << 22 | (lead & 0x1fffff) << 1) + hold.owner;
-  return Word(head) + Word(1) + Word(since) + Word(end) + Word(static_cast<uint64_t>(hold.linger)) +
-         Word(hold.count, 4) + hold.owner;
+  return Word(head) + Word(1) + Number(hold.since) + Number(hold.end) + Number(hold.linger) +
+         Number(hold.cap) + Word(hold.count, 4) + Word(hold.weight, 4) + Word(hold.tag.size(), 1) +
+         hold.owner + hold.tag;
 }
 
 std::string Value(int mode, const std::vector<StoredHold>& holds) {
   if (holds.size() != 1) {
     std::string value = Word(uint64_t{1} << 63 | static_cast<uint64_t>(mode) << 61);
     for (const StoredHold& hold : holds) {
-      value += Word(static_cast<uint64_t>(hold.token)) + Word(static_cast<uint64_t>(hold.since)) +
-               Word(static_cast<uint64_t>(hold.end)) + Word(static_cast<uint64_t>(hold.linger)) +
-               Word(hold.count, 4) + Word(hold.owner.size(), 2) + hold.owner;
+      value += Number(hold.token) + Number(hold.since) + Number(hold.end) + Number(hold.linger) +
+               Number(hold.cap) + Word(hold.count, 4) + Word(hold.weight, 4) +
+               Word(hold.tag.size(), 1) + Word(hold.owner.size(), 2) + hold.owner + hold.tag;
     }
     return value;
   }
   const StoredHold& hold = holds.front();
   const int64_t lead = hold.token / 1000 - hold.since;
-  const bool narrow = hold.linger == 0 && hold.count == 1 && lead > -(1 << 20) &&
-                      lead < (1 << 20) && hold.end < (int64_t{1} << 42);
+  const bool narrow = hold.linger == 0 && hold.count == 1 && hold.cap == 0 && hold.weight == 1 &&
+                      hold.tag.empty() && lead > -(1 << 20) && lead < (1 << 20) &&
+                      hold.end < (int64_t{1} << 42);
   return Record(mode, hold, !narrow);
 }
 
@@ -134,6 +140,10 @@ void ExpectHolders(Client& client, int mode, std::vector<StoredHold> holds) {
     EXPECT_EQ(holders[i].Field("token"), Reply::Int(holds[i].token));
     EXPECT_EQ(holders[i].Field("count"), Reply::Int(static_cast<int64_t>(holds[i].count)));
     EXPECT_EQ(holders[i].Field("linger-ms"), Reply::Int(holds[i].linger));
+    EXPECT_EQ(holders[i].Field("weight"), Reply::Int(static_cast<int64_t>(holds[i].weight)));
+    EXPECT_EQ(holders[i].Field("max-hold-left-ms").IsNil(), holds[i].cap == 0);
+    EXPECT_EQ(holders[i].Field("tag"),
+              holds[i].tag.empty() ? Reply::Nil() : Reply::Str(holds[i].tag));
   }
 }
 
@@ -155,6 +165,10 @@ TEST_F(RestoreTest, ValidPayloadIsRestoredAndAnyOtherRefused) {
       {kShared, {{.token = 3, .owner = "a"}, {.token = 2, .owner = "b"}, {.owner = "c"}}},
       {kShared, {{.linger = 5, .count = 7, .owner = "a"}, {.end = kMaxToken, .owner = "b"}}},
       {kLimit, {{.linger = 5, .owner = "a"}, {.count = 2, .owner = "b"}}},
+      {kExclusive, {{.cap = kFarFuture, .tag = "x"}}},
+      {kLimit, {{.weight = 100000}}},
+      {kShared, {{.owner = "a", .tag = std::string(64, '~')}, {.owner = "b", .cap = kMaxToken}}},
+      {kLimit, {{.owner = "a", .weight = 2, .tag = " "}, {.owner = "b", .cap = kFarFuture}}},
   };
   for (const auto& [mode, holds] : good) {
     const std::string payload = Frame(Value(mode, holds));
@@ -178,7 +192,14 @@ TEST_F(RestoreTest, ValidPayloadIsRestoredAndAnyOtherRefused) {
        {Record(3, {}, true), Record(kExclusive, {.token = 0}, true),
         Record(kExclusive, {.since = kSinceOfToken, .end = kEndOfNarrow}, true),  // needlessly wide
         Record(kExclusive, {}, true) + '\0', Value(kShared, {{.owner = "b"}, {.owner = "a"}}),
-        Value(kExclusive, {{.owner = "a"}, {.owner = "b"}}), std::string()}) {
+        Value(kExclusive, {{.owner = "a"}, {.owner = "b"}}), std::string(),
+        Value(kExclusive, {{.weight = 2}}), Value(kShared, {{.weight = 2}}),
+        Value(kLimit, {{.weight = 100001}}), Record(kLimit, {.weight = 0}, true),
+        Value(kExclusive, {{.cap = kMaxToken + 1}}), Value(kExclusive, {{.cap = -1}}),
+        Value(kExclusive, {{.tag = "new\nline"}}),
+        Value(kExclusive, {{.tag = std::string(65, 'x')}}), Value(kExclusive, {{.tag = "x"}}) + "y",
+        Value(kShared, {{.owner = "a", .weight = 2}, {.owner = "b"}}),
+        Value(kShared, {{.owner = "a", .tag = "\x7f"}, {.owner = "b"}})}) {
     EXPECT_TRUE(Restore(Frame(value)).IsError("ERR Bad data format")) << Quoted(value);
   }
   EXPECT_EQ(client_.Do("DEBUG", "DIGEST-VALUE", "job"), before);

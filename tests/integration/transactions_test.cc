@@ -208,7 +208,7 @@ TEST_F(TransactionsTest, InfoWorksInResp3Script) {
 
 TEST_F(TransactionsTest, InvalidCommandInScriptReturnsError) {
   const Reply error = Eval("return redis.call('LOCK.ACQUIRE', KEYS[1], 'alice', 'PX', 'soon')");
-  EXPECT_TRUE(error.IsError("ERR PX must be a whole number")) << error;
+  EXPECT_TRUE(error.IsError("ERR PX must be an integer")) << error;
   EXPECT_EQ(Eval("return redis.pcall('LOCK.RELEASE', KEYS[1], '').err ~= nil"), Reply::Int(1));
 }
 

@@ -118,8 +118,8 @@ TEST_F(WaitingLimitsTest, WaitersOfOneUserAreLimited) {
   Waiter carol(server(), {"AUTH", "greedy", "x"});
   carol.Wait("job", "carol");
   EXPECT_EQ(as_user.Do(AcquireWaiting("job", "dave")),
-            Reply::Error("WAITLIMIT 2 clients of this user wait on this server already, which is "
-                         "turnstile.max-waiters-per-user: try again later"));
+            Reply::Error("WAITLIMIT 2 waiting requests of this user are the limit of this server "
+                         "(turnstile.max-waiters-per-user): try again later"));
   // A newer call of the same owner takes over its position, so it does not count; other users can
   // wait.
   Waiter again(server(), {"AUTH", "greedy", "x"});
@@ -166,7 +166,7 @@ TEST_F(WaitingLimitsTest, SubscribedResp3ClientWaitsOrGetsError) {
   subscriber.ReadReply();
   const Reply reply = subscriber.Do(AcquireWaiting("job", "bob", {.wait_ms = 50}));
   if (!reply.IsNil()) {
-    EXPECT_TRUE(reply.IsError("ERR this server does not let a connection wait that has ")) << reply;
+    EXPECT_TRUE(reply.IsError("ERR this server cannot block a RESP3 connection ")) << reply;
   }
   EXPECT_EQ(WaitersNow(client_), "0");
   Release("job", "alice");

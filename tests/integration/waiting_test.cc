@@ -272,9 +272,7 @@ TEST_F(WaitingTest, NewerCallTakesOverPosition) {
   Waiter older(server(), "job", "bob", {.wait_ms = 2 * kMinute, .lease_ms = 1});
   Waiter carol(server(), "job", "carol");
   Waiter newer(server(), "job", "bob", {.lease_ms = 30000});
-  EXPECT_EQ(older.Read(),
-            Reply::Error("UNBLOCKED a newer call of the same owner took over this place in the "
-                         "line"));
+  EXPECT_EQ(older.Read(), Reply::Error("UNBLOCKED replaced by a newer call of the same owner"));
   EXPECT_EQ(LineOf(client_, "job"), (Owners{"bob", "carol"}));
   EXPECT_LE(client_.Do("LOCK.INFO", "job").Field("waiters").elements[0].Field("left-ms").integer,
             kMinute + 1);
@@ -394,10 +392,11 @@ TEST_F(WaitingTest, InfoShowsQueue) {
     const Reply line = info.Field("waiters");
     ASSERT_EQ(line.elements.size(), 2U) << info;
     const auto place = [&](const std::string& owner, int64_t waited, int64_t left, int64_t id) {
-      return map({Reply::Str("owner"), Reply::Str(owner), Reply::Str("mode"),
-                  Reply::Str("exclusive"), Reply::Str("waited-ms"), Reply::Int(waited),
-                  Reply::Str("left-ms"), Reply::Int(left), Reply::Str("client-id"), Reply::Int(id),
-                  Reply::Str("client-addr"), Reply::Str(AddressOf(client_, id))});
+      return map({Reply::Str("owner"), Reply::Str(owner), Reply::Str("tag"), Reply::Nil(),
+                  Reply::Str("mode"), Reply::Str("exclusive"), Reply::Str("waited-ms"),
+                  Reply::Int(waited), Reply::Str("left-ms"), Reply::Int(left),
+                  Reply::Str("client-id"), Reply::Int(id), Reply::Str("client-addr"),
+                  Reply::Str(AddressOf(client_, id))});
     };
     std::vector<Reply> expected;
     for (const auto& [owner, wait_ms, id] :
@@ -457,7 +456,7 @@ TEST_F(WaitingTest, InfoShowsNoHolderBetweenReleaseAndGrant) {
 TEST_F(WaitingTest, RefusesInvalidWaits) {
   MustAcquire(client_, "job", "alice");
   const std::string range =
-      "ERR WAIT must be a whole number from 0 to 315360000000 in plain "
+      "ERR WAIT must be an integer from 0 to 315360000000 in plain "
       "digits, not ";
   for (const std::string value : {"-1", "+1", "1.5", "1e3", "01", " 1", "1 ", "", "0x10", "ms",
                                   "315360000001", "9223372036854775808", "99999999999999999999"}) {
@@ -493,7 +492,7 @@ TEST_F(WaitingTest, MaxWaitersLimitsWaitingCalls) {
   Waiter bob(server(), "job", "bob");
   Waiter carol(server(), "other", "carol");
   const Reply full = Reply::Error(
-      "WAITLIMIT 2 clients wait on this server already, which is turnstile.max-waiters: try again "
+      "WAITLIMIT 2 waiting clients are the limit of this server (turnstile.max-waiters): try again "
       "later");
   EXPECT_EQ(client_.Do(AcquireWaiting("job", "dave")), full);
   EXPECT_EQ(client_.Do(AcquireWaiting("other", "dave")), full);

@@ -69,6 +69,52 @@ TEST_F(EngineTest, UndeliveredSetIsKeptIfOwnerWasToldByRaisingOneToken) {
   EXPECT_NE(host_.FindLock(0, "b"), nullptr);
 }
 
+// The shared hold that is left was bound to a connection that closed while the upgrade was granted.
+TEST_F(EngineTest, SharedHoldOfClosedConnectionEndsWhenUpgradeIsTakenBack) {
+  const auto acquire = [this](uint64_t connection, std::string_view owner, Mode mode, Millis wait,
+                              bool session) {
+    const AcquireRequest request{.owner = Owner{owner},
+                                 .lease = Millis{60'000},
+                                 .wait = wait,
+                                 .mode = mode,
+                                 .session = session};
+    return host_
+        .Acquire({.connection = connection, .tag = connection}, std::vector<std::string_view>{"a"},
+                 request, kNow)
+        .kind;
+  };
+  using Kind = AcquireResult::Kind;
+  ASSERT_EQ(acquire(1, "ann", Mode::kShared, Millis{0}, false), Kind::kGranted);
+  ASSERT_EQ(acquire(2, "bob", Mode::kShared, Millis{0}, true), Kind::kGranted);
+  ASSERT_EQ(acquire(3, "bob", Mode::kExclusive, Millis{1'000}, false), Kind::kWaits);
+  host_.Release({.connection = 1}, std::vector<std::string_view>{"a"}, Owner{"ann"}, kNow);
+  host_.Turn(kNow);
+  ASSERT_EQ(host_.answered().size(), 1);
+  const Answered lost = host_.answered().front();
+  host_.answered().clear();
+  host_.Disconnect(2, kNow);
+  host_.Replied(lost, /*delivered=*/false);
+  host_.Turn(kNow);
+  host_.Turn(kNow);
+  EXPECT_EQ(host_.FindLock(0, "a"), nullptr);
+}
+
+// The hold came by RENAME while its owner waited: it was told of it when it acquired it.
+TEST_F(EngineTest, HoldThatOwnerHadAlreadyIsNotTakenBack) {
+  Acquire(1, {"b"}, "bob");
+  Acquire(1, {"a"}, "ann");
+  ASSERT_EQ(Acquire(2, {"a"}, "bob", Millis{1'000}).kind, AcquireResult::Kind::kWaits);
+  ASSERT_TRUE(host_.Rename(0, "b", "a", kNow));
+  host_.Turn(kNow);
+  ASSERT_EQ(host_.answered().size(), 1);
+  host_.Replied(host_.answered().front(), /*delivered=*/false);
+  host_.answered().clear();
+  host_.Turn(kNow);
+  const Lock* lock = host_.FindLock(0, "a");
+  ASSERT_NE(lock, nullptr);
+  EXPECT_TRUE(lock->Find(Owner{"bob"}).has_value());
+}
+
 // A server may expire a key in the last millisecond of its TTL, in which its hold is still live.
 TEST_F(EngineTest, HoldWhoseKeyIsRemovedInItsLastMillisecondHasExpired) {
   Acquire(1, {"a"}, "ann");

@@ -7,7 +7,8 @@
 // keys, owners and calls are numbers.
 //
 // When an ended hold is taken out is the engine's choice, within the contract. The model is told of
-// it and checks that the hold had ended (Expire, EndSession).
+// it and checks that the hold had ended (Expire, EndSession). Likewise with messages: each loss of
+// a hold that is bound to a channel is told once, when the engine comes to it.
 
 #ifndef TURNSTILE_TESTS_SIM_MODEL_H_
 #define TURNSTILE_TESTS_SIM_MODEL_H_
@@ -52,6 +53,13 @@ constexpr bool IsGrant(Outcome outcome) {
   return IsNewGrant(outcome) || outcome == Outcome::kHeldAlready || outcome == Outcome::kDowngraded;
 }
 
+// What follows NOTIFY.
+struct Target {
+  std::string channel;
+  std::string id;
+  bool operator==(const Target&) const = default;
+};
+
 // A LOCK.ACQUIRE.
 struct Ask {
   KeyNumbers keys{};
@@ -60,23 +68,32 @@ struct Ask {
   int64_t wait = 0;
   Mode mode = Mode::kExclusive;
   int limit = 1;
+  int weight = 1;
   bool reentrant = false;
   bool session = false;
   int64_t linger = 0;
-  int64_t floor = 0;  // 0: none
-  int call = 0;       // the number it gets if it waits
+  int64_t max_hold = 0;  // 0: none
+  int max_line = 0;      // 0: none
+  std::string tag{};     // empty: none
+  std::optional<Target> notify{};
+  std::string user{};
+  int64_t floor = 0;    // 0: none
+  int call = 0;         // the number it gets if it waits
+  int named_first = 0;  // the first of its keys, as it named them
   uint64_t connection = 0;
   bool may_block = true;
-  bool refused = false;  // whether it will be when its turn comes
+  bool may_publish = true;  // now
+  bool refused = false;     // whether it will be when its turn comes
 };
 
 // What a call that asks for locks is answered at once.
-enum class Reply { kToken, kError, kNull, kWaits, kDeadlock };
+enum class Reply { kToken, kError, kNull, kWaits, kDeadlock, kQueued, kMayNotPublish };
 struct Answer {
   Reply reply = Reply::kNull;
   Outcome outcome = Outcome::kHeldByOther;
   int64_t token = 0;
   std::vector<Ask> superseded{};  // older calls of the same owner that end with this one
+  bool line_full = false;         // null because of MAXLINE
 };
 
 // What a waiting call is answered when its turn comes.
@@ -93,13 +110,33 @@ struct ModelHold {
   int64_t end;
   int64_t linger;
   int64_t count;
+  int weight = 1;
+  int64_t cap = kNever;  // its lease does not reach beyond
+  std::string tag{};
   std::optional<uint64_t> session{};  // the connection that it ends with
   bool gone = false;                  // that connection has closed
+  std::optional<Target> notify{};     // who is told if it is lost,
+  std::string user{};                 // on whose behalf
 
   int64_t blocks_until() const { return end + linger; }
   bool IsLive(int64_t now) const { return now <= end && !gone; }
   bool KeepsOut(int64_t now) const { return now <= blocks_until() && !(gone && linger == 0); }
   bool IsOverdue(int64_t now) const { return now > blocks_until(); }
+  // A lease from now on, as far as the cap allows.
+  int64_t EndOfLease(int64_t lease, int64_t now) const {
+    return std::max(std::min(now + lease, cap), now);
+  }
+};
+
+// What has to be published: `lost`.
+struct ToldLoss {
+  Target to;
+  std::string user;
+  int key;
+  int owner;
+  int64_t token;
+  Loss how;
+  bool perhaps_expired = false;  // it may as well be said that the lease ended
 };
 
 // All holds of closed connections, or the owner's, should have been taken out by now. Returns what
@@ -118,7 +155,8 @@ inline const char* EndedSessions(std::vector<ModelHold>& holds, std::optional<in
 
 struct ModelWait {
   Ask ask;
-  int64_t deadline;  // by the clock that nobody can set
+  int64_t deadline;   // by the clock that nobody can set
+  bool gone = false;  // the connection that it ends with has closed: it must not be granted
 };
 
 enum class Stored { kNothing, kLock, kPlain };
@@ -159,6 +197,7 @@ class Model {
   std::vector<ModelLock> locks;
   size_t max_holders;
   std::map<int, ModelWait> waits;  // by call
+  std::vector<ToldLoss> untold;    // losses that nobody has been told of yet
   int64_t last_token = 0;
   int64_t margin_us = 0;
   int64_t process_start_us = 0;
@@ -174,6 +213,7 @@ class Model {
                  int64_t tick_us) {
     const int64_t now = now_us / kMilli;
     fewest_steps = 0;
+    if (ask.notify.has_value() && !ask.may_publish) return {Reply::kMayNotPublish};
     const bool upgrade = IsUpgrade(ask, now);
     if (!upgrade) put_off_ = has_deferred_work;
     std::vector<size_t> ahead;
@@ -182,12 +222,18 @@ class Model {
     put_off_.clear();
     if (IsGrant(outcome)) return {Reply::kToken, outcome, Grant(ask, outcome, now_us)};
     if (!IsBusy(outcome)) return {Reply::kError, outcome};
-    if (ask.wait == 0 || !ask.may_block) return {Reply::kNull, outcome};
+    if (ask.wait == 0 || !(ask.may_block || ask.notify.has_value())) {
+      return {Reply::kNull, outcome};
+    }
 
     const std::vector<int> olders = WaitsOf(ask.owner, ask.keys);
+    const bool takes_over = olders.size() == 1 && !waits.at(olders[0]).gone &&
+                            IsForTheSame(waits.at(olders[0]).ask, ask);
+    if (!takes_over && IsLineFull(ask)) {
+      return {.reply = Reply::kNull, .outcome = outcome, .line_full = true};
+    }
     const int64_t deadline = (tick_us + ask.wait * kMilli + kMilli - 1) / kMilli;
     ModelWait& wait = waits.emplace(ask.call, ModelWait{ask, deadline}).first->second;
-    const bool takes_over = olders.size() == 1 && IsForTheSame(waits.at(olders[0]).ask, ask);
     const auto exchange = [this](ModelWait& from, ModelWait& to) {
       for (const int key : from.ask.keys) At(key).line[StateOf(key, from)] = &to;
       to.ask.keys = from.ask.keys;
@@ -206,7 +252,7 @@ class Model {
       Leave(ask.call);
       return {Reply::kDeadlock, outcome};
     }
-    Answer answer{Reply::kWaits, outcome};
+    Answer answer{ask.notify.has_value() ? Reply::kQueued : Reply::kWaits, outcome};
     for (const int call : olders) answer.superseded.push_back(Leave(call));
     return answer;
   }
@@ -222,6 +268,7 @@ class Model {
     if (own == nullptr || !own->KeepsOut(now)) return waited;
     const bool live = own->IsLive(now);
     const bool counted = live && own->count > 1;
+    if (!live) Lose(key, FindMutable(key, owner), Loss::kExpired, now);
     TakeOutOverdue(key, now);
     if (counted) {
       --FindMutable(key, owner).count;
@@ -240,7 +287,8 @@ class Model {
     }
     if (lock.FindLive(owner, now) == nullptr) return false;
     TakeOutOverdue(key, now);
-    FindMutable(key, owner).end = now + lease;
+    ModelHold& own = FindMutable(key, owner);
+    own.end = own.EndOfLease(lease, now);
     lock.expiry = lock.blocks_until();
     return true;
   }
@@ -261,6 +309,13 @@ class Model {
   }
 
   // --- Strangers, and the server itself
+
+  // All holds of the lock are lost. In its last millisecond nobody can tell whether the server has
+  // expired the key by itself.
+  void LoseAll(int key, Loss how, int64_t now) {
+    const bool last = now == At(key).blocks_until();
+    for (ModelHold& hold : At(key).holds) Lose(key, hold, how, now, last);
+  }
 
   void Remove(int key) {
     At(key).stored = Stored::kNothing;
@@ -298,6 +353,10 @@ class Model {
     for (ModelLock& lock : locks) {
       for (ModelHold& hold : lock.holds) hold.gone = hold.gone || hold.session == connection;
     }
+    for (auto& [call, wait] : waits) {
+      const bool bound = wait.ask.notify.has_value() && wait.ask.session;
+      wait.gone = wait.gone || (bound && wait.ask.connection == connection);
+    }
   }
 
   // --- What the engine did by itself. They return what is wrong with it; null if nothing is.
@@ -311,6 +370,7 @@ class Model {
     const ModelHold* own = At(key).Find(owner);
     if (own == nullptr || !own->gone) return "a hold ends whose connection has not closed";
     if (at != now || now > own->end) return "a hold ends at another time than its session";
+    Lose(key, FindMutable(key, owner), Loss::kSession, now);
     if (own->linger == 0) {
       TakeOut(key, owner);
       return nullptr;
@@ -327,6 +387,67 @@ class Model {
 
   const char* EndedSessions(int key, std::optional<int> owner, int64_t now) {
     return sim::EndedSessions(At(key).holds, owner, now);
+  }
+
+  // The message `lost` was published for a hold of a key for which `is_key` is true.
+  template <typename IsKey>
+  const char* ToldOfLoss(const ToldLoss& told, IsKey is_key, int64_t now) {
+    const auto pending = std::find_if(untold.begin(), untold.end(), [&](const ToldLoss& loss) {
+      return loss.to == told.to && loss.user == told.user && is_key(loss.key) &&
+             loss.token == told.token &&
+             (loss.how == told.how || (loss.perhaps_expired && told.how == Loss::kExpired));
+    });
+    if (pending != untold.end()) {
+      untold.erase(pending);
+      return nullptr;
+    }
+    for (int key = 0; Index(key) < locks.size(); ++key) {
+      for (ModelHold& hold : At(key).holds) {
+        if (!is_key(key) || hold.notify != told.to || hold.token != told.token) continue;
+        if (hold.user != told.user) return "a loss is told on behalf of another user";
+        if (told.how != Loss::kExpired || now <= hold.end) return "a hold is lost in another way";
+        hold.notify.reset();
+        return nullptr;
+      }
+    }
+    return "a loss is told of what is not bound, or told twice";
+  }
+
+  // What was taken away by force may come back before anybody was told, under its token: then
+  // nobody is told, and it is bound as before, unless it is bound anew. `is_dealt_with`: whether
+  // the engine has come to that loss and said nothing. Returns how many have come back.
+  template <typename IsDealtWith>
+  size_t TakeBackLosses(IsDealtWith is_dealt_with, int64_t now) {
+    return std::erase_if(untold, [&](const ToldLoss& loss) {
+      if (loss.how != Loss::kForced && loss.how != Loss::kFlushed) return false;
+      const ModelHold* own = At(loss.key).FindLive(loss.owner, now);
+      if (own == nullptr || own->token != loss.token || !is_dealt_with(loss)) return false;
+      if (own->notify.has_value()) return true;
+      FindMutable(loss.key, loss.owner).notify = loss.to;
+      FindMutable(loss.key, loss.owner).user = loss.user;
+      return true;
+    });
+  }
+
+  // By when all losses are told, if nothing but time passes.
+  int64_t NextLoss() const {
+    int64_t next = kNever;
+    for (const ModelLock& lock : locks) {
+      for (const ModelHold& hold : lock.holds) {
+        if (hold.notify.has_value()) next = std::min(next, hold.end + 1);
+      }
+    }
+    return next;
+  }
+
+  size_t CountBound() const {
+    size_t bound = 0;
+    for (const ModelLock& lock : locks) {
+      bound += static_cast<size_t>(
+          std::count_if(lock.holds.begin(), lock.holds.end(),
+                        [](const ModelHold& hold) { return hold.notify.has_value(); }));
+    }
+    return bound;
   }
 
   // --- Waiting
@@ -350,13 +471,16 @@ class Model {
     return std::move(waits.extract(call).mapped().ask);
   }
 
-  // The call is tried now.
-  Turn Try(int call, int64_t now_us) {
+  // The call is tried now. `received`: if it is granted, somebody hears of it.
+  Turn Try(int call, bool received, int64_t now_us) {
     const ModelWait& wait = waits.at(call);
     Turn turn;
     turn.outcome = WithToken(JudgeWaiting(wait, now_us / kMilli), wait.ask, now_us);
     turn.refused = IsGrant(turn.outcome) && wait.ask.refused;
-    if (IsGrant(turn.outcome) && !turn.refused) turn.token = Grant(wait.ask, turn.outcome, now_us);
+    if (IsGrant(turn.outcome) && !turn.refused) {
+      turn.token = received ? Grant(wait.ask, turn.outcome, now_us)
+                            : TokenFor(wait.ask, turn.outcome, now_us);
+    }
     Leave(call);
     return turn;
   }
@@ -442,11 +566,16 @@ class Model {
     for (const ModelHold& hold : lock.holds) {
       all += "\n  owner" + text(hold.owner) + ", token" + text(hold.token) + ", since" +
              text(hold.since) + ", end" + text(hold.end) + ", linger" + text(hold.linger) +
-             ", count" + text(hold.count) + (hold.gone ? ", gone" : "");
+             ", count" + text(hold.count) + ", weight" + text(hold.weight) + ", cap" +
+             text(hold.cap) + ", tag " + hold.tag + (hold.gone ? ", gone" : "") +
+             (hold.notify.has_value() ? ", bound to " + hold.notify->id : "");
     }
     for (const ModelWait* wait : lock.line) {
       all += "\n  call" + text(wait->ask.call) + " of owner" + text(wait->ask.owner) + ", until" +
-             text(wait->deadline);
+             text(wait->deadline) + ", weight" + text(wait->ask.weight) + " of" +
+             text(wait->ask.limit) +
+             (wait->ask.notify.has_value() ? ", notifies " + wait->ask.notify->id : "") +
+             (wait->gone ? ", gone" : "");
     }
     return all + '\n';
   }
@@ -461,9 +590,17 @@ class Model {
     return const_cast<ModelHold&>(*At(key).Find(owner));
   }
 
+  void Lose(int key, ModelHold& hold, Loss how, int64_t now, bool perhaps_expired = false) {
+    if (!hold.notify.has_value()) return;
+    if (now > hold.end) how = Loss::kExpired;
+    untold.push_back({*hold.notify, hold.user, key, hold.owner, hold.token, how, perhaps_expired});
+    hold.notify.reset();
+  }
+
   void Unbind(int key) {
     for (ModelHold& hold : At(key).holds) {
       hold.session.reset();
+      hold.notify.reset();
       hold.gone = false;
     }
   }
@@ -477,6 +614,9 @@ class Model {
   // Returns whether there was anything to take out.
   bool TakeOutOverdue(int key, int64_t now) {
     ModelLock& lock = At(key);
+    for (ModelHold& hold : lock.holds) {
+      if (hold.IsOverdue(now)) Lose(key, hold, Loss::kExpired, now);
+    }
     const size_t taken =
         std::erase_if(lock.holds, [now](const ModelHold& hold) { return hold.IsOverdue(now); });
     if (taken == 0) return false;
@@ -491,6 +631,19 @@ class Model {
     const ModelLock& lock = At(ask.keys[0]);
     return ask.keys.size() == 1 && ask.mode == Mode::kExclusive && lock.mode == Mode::kShared &&
            lock.FindLive(ask.owner, now) != nullptr;
+  }
+
+  // Whether MAXLINE keeps the call from joining. Its own older waits do not count: it would replace
+  // them.
+  bool IsLineFull(const Ask& ask) const {
+    if (ask.max_line == 0) return false;
+    return std::any_of(ask.keys.begin(), ask.keys.end(), [&](int key) {
+      const auto& line = At(key).line;
+      const auto others = std::count_if(line.begin(), line.end(), [&](const ModelWait* wait) {
+        return wait->ask.owner != ask.owner;
+      });
+      return others >= ask.max_line;
+    });
   }
 
   // How many stand before one that comes now.
@@ -513,27 +666,39 @@ class Model {
     const ModelLock& lock = At(key);
     if (lock.IsPlainAt(now)) return Outcome::kHeldByOther;
     size_t others = 0;
+    int64_t weight = 0;
     for (const ModelHold& hold : lock.holds) {
       if (hold.owner == ask.owner || !hold.KeepsOut(now)) continue;
       if (ask.mode == Mode::kExclusive || ask.mode != lock.mode) return Outcome::kHeldByOther;
       ++others;
+      weight += hold.weight;
     }
-    size_t least = max_holders;
-    if (ask.mode == Mode::kLimit) least = std::min(least, Index(ask.limit));
-    if (others >= least) return Outcome::kHeldByOther;
+    if (others >= max_holders) return Outcome::kHeldByOther;
+    int least = ask.limit;
+    weight += ask.weight;
+    if (ask.mode == Mode::kLimit && weight > least) return Outcome::kHeldByOther;
+    // Whoever keeps those ahead waiting does not pass them.
     const ModelHold* own = lock.Find(ask.owner);
-    const bool keeps_them = own != nullptr && own->KeepsOut(now) && lock.mode != ask.mode;
+    const bool keeps_them =
+        own != nullptr && own->KeepsOut(now) && (lock.mode != ask.mode || own->weight > ask.weight);
     for (size_t i = 0; i < ahead; ++i) {
       const Ask& other = lock.line[i]->ask;
       if (keeps_them || ask.mode == Mode::kExclusive || ask.mode != other.mode) {
         return Outcome::kOthersWait;
       }
-      least = std::min(least, Index(other.limit));
+      least = std::min(least, other.limit);
+      weight += other.weight;
     }
     if (ahead == 0) return std::nullopt;
-    const bool too_many = ask.mode == Mode::kLimit && others + ahead + 1 > least;
+    const bool too_many =
+        ask.mode == Mode::kLimit && (weight > least || others + ahead + 1 > max_holders);
     const bool has_deferred_work = !put_off_.empty() && put_off_[Index(key)];
     return too_many || has_deferred_work ? std::optional(Outcome::kOthersWait) : std::nullopt;
+  }
+
+  // Whether the owner asks again under the channel and id that its hold is bound to.
+  static bool IsBoundAlready(const Ask& ask, const ModelHold& own) {
+    return ask.notify.has_value() && own.notify == ask.notify;
   }
 
   Outcome JudgeOne(int key, size_t ahead, const Ask& ask, int64_t now) const {
@@ -541,8 +706,11 @@ class Model {
     if (lock.IsPlainOf(ask.owner, now)) return Outcome::kGranted;
     const ModelHold* own = lock.FindLive(ask.owner, now);
     if (own == nullptr) return ObstacleOf(key, ahead, ask, now).value_or(Outcome::kGranted);
+    // Also if it would not be counted, because its channel and id are bound already.
     if (ask.reentrant && own->count == kLargestCount) return Outcome::kCountedOut;
-    if (lock.mode == ask.mode) return Outcome::kHeldAlready;
+    if (lock.mode == ask.mode) {
+      return own->weight == ask.weight ? Outcome::kHeldAlready : Outcome::kOtherWeight;
+    }
     if (lock.mode == Mode::kExclusive && ask.mode == Mode::kShared) return Outcome::kDowngraded;
     if (lock.mode != Mode::kShared || ask.mode != Mode::kExclusive) return Outcome::kOtherMode;
     return ObstacleOf(key, ahead, ask, now).value_or(Outcome::kUpgraded);
@@ -582,9 +750,11 @@ class Model {
 
   // Whether nothing keeps a waiting call out, so that it must be answered in this pass. Left out is
   // one that stands behind others whom its own hold keeps waiting: a stranger wrote its name there,
-  // it made another call, or its hold lingers and is of another kind or takes the last place.
+  // it made another call, or its hold lingers and is of another kind or takes the last place. And
+  // one whose connection has closed, which is to end.
   bool MustBeGranted(const ModelWait& wait, int64_t now) const {
     const Ask& ask = wait.ask;
+    if (wait.gone) return false;
     for (const int key : ask.keys) {
       const ModelLock& lock = At(key);
       const ModelHold* own = lock.Find(ask.owner);
@@ -606,21 +776,40 @@ class Model {
     return IsNewGrant(judged) && used_up ? Outcome::kTokensUsedUp : judged;
   }
 
+  int64_t TokenFor(const Ask& ask, Outcome outcome, int64_t now_us) const {
+    const int64_t token = IsNewGrant(outcome) ? std::max(last_token + 1, now_us)
+                                              : At(ask.keys[0]).Find(ask.owner)->token;
+    return std::max(token, ask.floor);
+  }
+
   // Returns the token.
   int64_t Grant(const Ask& ask, Outcome outcome, int64_t now_us) {
     const int64_t now = now_us / kMilli;
-    const bool is_new = IsNewGrant(outcome);
-    int64_t token =
-        is_new ? std::max(last_token + 1, now_us) : At(ask.keys[0]).Find(ask.owner)->token;
-    token = std::max(token, ask.floor);
+    const int64_t token = TokenFor(ask, outcome, now_us);
     last_token = std::max(last_token, token);
     for (const int key : ask.keys) {
       ModelLock& lock = At(key);
-      ModelHold hold{ask.owner, token, now, now + ask.lease, ask.linger, 1};
+      ModelHold hold{ask.owner, token, now, 0, ask.linger, 1, ask.weight};
       if (ask.session) hold.session = ask.connection;
       if (const ModelHold* own = lock.FindLive(ask.owner, now); own != nullptr) {
-        if (!is_new) hold.since = own->since;
-        hold.count = own->count + (ask.reentrant ? 1 : 0);
+        hold.since = own->since;
+        hold.count = own->count + (ask.reentrant && !IsBoundAlready(ask, *own) ? 1 : 0);
+        hold.cap = own->cap;
+        hold.tag = own->tag;
+        hold.notify = own->notify;
+        hold.user = own->user;
+      }
+      if (ask.max_hold > 0) hold.cap = std::min(hold.cap, hold.since + ask.max_hold);
+      hold.end = hold.EndOfLease(ask.lease, now);
+      if (!ask.tag.empty()) hold.tag = ask.tag;
+      if (ask.notify.has_value()) {
+        hold.notify = ask.notify;
+        hold.user = ask.user;
+      }
+      for (ModelHold& other : lock.holds) {
+        if (!other.IsLive(now) && (other.owner == ask.owner || other.IsOverdue(now))) {
+          Lose(key, other, Loss::kExpired, now);
+        }
       }
       std::erase_if(lock.holds, [&](const ModelHold& other) {
         return other.owner == ask.owner || other.IsOverdue(now);
@@ -638,7 +827,8 @@ class Model {
   void MakeStands(const std::vector<int>& ignored, int64_t now, bool lone_limits) {
     stands.clear();
     const auto is_ignored = [&](const ModelWait* wait) {
-      return std::find(ignored.begin(), ignored.end(), wait->ask.call) != ignored.end();
+      return wait->gone ||
+             std::find(ignored.begin(), ignored.end(), wait->ask.call) != ignored.end();
     };
     for (const ModelLock& lock : locks) {
       const int key = static_cast<int>(&lock - locks.data());
@@ -650,7 +840,7 @@ class Model {
           if (other == ask.owner || other == kNobody) return;
           if (ask.mode == Mode::kShared && mode == Mode::kShared) return;
           const bool limits = ask.mode == Mode::kLimit && mode == Mode::kLimit;
-          if (limits && !(lone_limits && holds && ask.limit == 1)) return;
+          if (limits && !(lone_limits && holds && ask.weight == ask.limit)) return;
           stand.blockers.set(Index(other));
         };
         if (lock.IsPlainAt(now)) meet(lock.plain_owner, Mode::kExclusive, /*holds=*/true);

@@ -69,6 +69,8 @@ class SimHost::As {
         running_(std::exchange(running, &host)) {}
   As(SimHost& host, Doing doing, const Now& now, const Caller* caller = nullptr)
       : As(host, doing, caller) {
+    // What has ended may live again when the clock is set back, so it is looked at before.
+    if (now.wall < host.now_.wall) host.CheckClosedSessions();
     host.now_ = now;
   }
   ~As() {
@@ -215,7 +217,6 @@ void SimHost::CheckClosedSessions() {
     const Lock* lock = FindLock(db, key);
     const auto hold = lock == nullptr ? std::nullopt : lock->Find(Owner{owner});
     if (hold.has_value() && hold->LiveAt(now_.moment())) Fail("a hold outlives its connection");
-    // Looked at once: what has ended may live again when the clock is set back.
     return true;
   });
   if (role_ == Role::kPrimary && engine_.sessions().has_ended() && NextDue().is_never()) {
@@ -263,8 +264,8 @@ void SimHost::Disconnect(uint64_t connection, const Now& now) {
   const As as(*this, Doing::kEvent);
   if (watches_connections_) {
     engine_.OnDisconnected(connection);
-  } else if (engine_.sessions().HasAny(connection)) {
-    Fail("nobody watches a connection that holds are bound to");
+  } else if (engine_.sessions().HasAny(connection) || engine_.waiting().has_sessions()) {
+    Fail("nobody watches a connection that holds or waits are bound to");
   }
 }
 
@@ -470,7 +471,7 @@ void SimHost::Turn(const Now& now, size_t budget) {
   engine_.PublishPending();
   due_ = engine_.RunDueWork(now, Budget(budget));
   runs_passes_ = !engine_.is_idle();
-  if (engine_.sessions().empty()) watches_connections_ = false;
+  if (!engine_.has_sessions()) watches_connections_ = false;
   CheckClosedSessions();
 }
 
@@ -706,10 +707,12 @@ bool SimHost::IsParked(uint64_t connection) const {
 
 bool SimHost::LeavesSomebodyWaiting(const Now& now) {
   const Instant moment = now.moment();
-  if (role_ != Role::kPrimary || parked_.empty() || NextDue().IsDueAt(moment)) return false;
+  if (role_ != Role::kPrimary || NextDue().IsDueAt(moment)) return false;
   for (const ParkedCall& parked : parked_) {
-    const WaitingCall& call = *parked.call;
-    if (!call.is_queued()) return true;  // answered in the last pass
+    if (!parked.call->is_queued()) return true;  // answered in the last pass
+  }
+  for (const WaitQueue::Waiter* waiter : engine_.queue().Waiters()) {
+    const WaitQueue::Waiter& call = *waiter;
     std::vector<LockView> views;
     // One whose own hold keeps those ahead waiting is right where it is, unless it stands in front
     // because of that.
@@ -737,6 +740,8 @@ bool SimHost::LeavesSomebodyWaiting(const Now& now) {
 
 bool SimHost::KeepsSomebodyTooLong(FineTick now) const {
   if (NextDue().IsDueAt(now_.moment())) return false;  // it goes on at once
+  const std::optional<Tick> first = engine_.queue().NextTimeOut();
+  if (first.has_value() && *first + Millis{1} < now) return true;
   return std::any_of(parked_.begin(), parked_.end(),
                      [now](const ParkedCall& parked) { return parked.until + Millis{1} < now; });
 }
@@ -860,15 +865,23 @@ void SimHost::Replicate(const KeyContent& key, const HoldSet& held, Via via, Ins
   CheckVia(via);
   if (via == Via::kCommand) Fail("a command is replicated that only asks");
   if (on_hold_set) on_hold_set(key.name, held);
+  // A call that was notified may have unbound it; what a blocked one does is noted when it is
+  // answered.
+  if (doing_ == Doing::kPass) NoteSession(key.name, held.hold.owner, /*session=*/false, 0);
   if (!has_consumers_) return;
   const HoldNumbers numbers(held.hold);
+  const std::string weight = Digits(held.hold.weight);
   const std::string count = Digits(held.hold.count);
   const std::string linger = Digits(held.hold.linger.count());
+  const std::string cap = Digits(held.hold.cap.value_or(Instant{}));
   std::vector<std::string_view> words = {kHeldCommand, key.name.key, held.hold.owner.bytes,
                                          numbers.text()};
   if (held.mode != Mode::kExclusive) words.push_back(WordFor(held.mode));
+  if (held.hold.weight != 1) words.insert(words.end(), {kWeightWord, weight});
   if (held.hold.count != 1) words.insert(words.end(), {kCountWord, count});
   if (held.hold.linger != Millis{0}) words.insert(words.end(), {kLingerWord, linger});
+  if (held.hold.cap.has_value()) words.insert(words.end(), {kCapWord, cap});
+  if (!held.hold.tag.empty()) words.insert(words.end(), {kTagWord, held.hold.tag});
   WriteLog(key.name.db, words);
 }
 
@@ -913,6 +926,22 @@ void SimHost::ReplicateFloor(Token floor) {
 std::optional<uint64_t> SimHost::CallerConnection() {
   if (caller_ == nullptr || caller_->in_script) return std::nullopt;
   return caller_->connection;
+}
+
+Host::NotifiedCaller SimHost::CallerToNotify(std::string_view /*channel*/, LockName /*lock*/) {
+  if (caller_->user.empty() || users_who_may_not_publish.contains(caller_->user)) {
+    return {.user = {}, .refusal = "NOPERM"};
+  }
+  return {.user = caller_->user, .refusal = std::nullopt};
+}
+
+size_t SimHost::Publish(const Notice& notice) {
+  if (doing_ != Doing::kPass) Fail("published outside a pass");
+  const bool permitted = !users_who_may_not_publish.contains(notice.user);
+  const auto found = subscribers.find(notice.to.channel);
+  const size_t receivers = permitted && found != subscribers.end() ? found->second : 0;
+  if (on_notice) on_notice(notice, receivers);
+  return receivers;
 }
 
 std::optional<Host::ParkableCaller> SimHost::CallerToPark() {

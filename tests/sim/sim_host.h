@@ -179,6 +179,9 @@ class SimHost final : public Host {
   const char* missing_command = nullptr;  // renamed or disabled: DEL or PEXPIREAT
   Millis expiry_lag{0};                   // by so much the server's own idea of the time is older
   std::set<std::string, std::less<>> users_without_rights;
+  std::set<std::string, std::less<>> users_who_may_not_publish;
+  // How many subscribe to each channel. The engine is told; the messages may still be lost.
+  std::map<std::string, size_t, std::less<>> subscribers;
   std::set<std::string, std::less<>> keys_of_lost_slots;
   // Keys of slots that came: another node has issued for them.
   std::set<std::string, std::less<>> keys_of_new_slots;
@@ -202,6 +205,8 @@ class SimHost final : public Host {
   // Called with each event that is published, and with why a lock was lost; and with each warning.
   std::function<void(LockName, LockEvent, std::optional<Loss>)> on_event;
   std::function<void(const std::string&)> on_warning;
+  // Called with each message that is published, and with how many subscribers it was sent to.
+  std::function<void(const Notice&, size_t)> on_notice;
 
   // What cannot be, if anything of that happened: the first that did.
   const char* fault() const { return fault_; }
@@ -248,12 +253,14 @@ class SimHost final : public Host {
   void EmitLost(LockName lock, Loss how) override {
     if (on_event) on_event(lock, LockEvent::kLost, how);
   }
+  size_t Publish(const Notice& notice) override;
   void Warn(const std::string& text) override {
     if (on_warning) on_warning(text);
   }
 
   std::optional<uint64_t> CallerConnection() override;
   std::optional<ParkableCaller> CallerToPark() override;
+  NotifiedCaller CallerToNotify(std::string_view channel, LockName lock) override;
 
   bool Park(WaitingCall& call) override;
   void Answer(WaitingCall& call) override;
@@ -263,7 +270,9 @@ class SimHost final : public Host {
   std::optional<std::string> GrantRefusal(const WaitingCall& call, const KeyContent& key) override;
   void BeforeGrant(LockName lock, FineInstant now) override;
   SlotRefresh RefreshSlots(FineInstant /*now*/) override {
-    return {.checked = !keys_of_lost_slots.empty()};
+    const bool changed = keys_of_lost_slots != known_lost_slots_;
+    if (changed) known_lost_slots_ = keys_of_lost_slots;
+    return {.may_be_lost = changed};
   }
   std::optional<std::string> SlotRefusal(LockName lock) override;
   bool MovesAway(LockName lock) override {
@@ -273,6 +282,7 @@ class SimHost final : public Host {
   void RunSoon() override { runs_passes_ = true; }
   void WakeEventLoop() override { runs_passes_ = wants_turn_ = true; }
   void WatchConnections() override { watches_connections_ = true; }
+  void WatchKeys() override {}
   void ListenForStringWrites() override { listens_for_string_writes_ = true; }
 
  private:
@@ -338,7 +348,8 @@ class SimHost final : public Host {
   bool watches_connections_ = false;  // it has asked to be told when one closes
   bool listens_for_string_writes_ = false;
   bool has_consumers_ = true;
-  bool migrates_ = false;  // a key, now
+  std::set<std::string, std::less<>> known_lost_slots_;  // at the last look
+  bool migrates_ = false;                                // a key, now
   Due due_;
   CommandLog log_;
   const char* fault_ = nullptr;

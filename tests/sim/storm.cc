@@ -23,6 +23,8 @@ const std::array kOwners = {std::string("ann"),           std::string("an"),
                             std::string("\0\r\n\xff", 4), std::string(256, 'z'),
                             std::string("LIMIT"),         std::string("bob")};
 const std::array kUsers = {std::string("default"), std::string("guest")};
+// Nobody ever listens to the last of them.
+const std::array kChannels = {std::string("news"), std::string("b\0 \n", 4), std::string("empty")};
 
 std::string Digits(int64_t number) { return std::to_string(number); }
 
@@ -131,6 +133,16 @@ void Storm::Watch(SimHost& host) {
   host.on_event = [this, &host](LockName lock, LockEvent event, std::optional<Loss> how) {
     if (&host == primary_.get()) events_.push_back({lock.db, std::string(lock.key), event, how});
   };
+  host.on_notice = [this, &host](const Notice& notice, size_t receivers) {
+    if (&host != primary_.get()) return;
+    messages_.push_back({.channel = std::string(notice.to.channel),
+                         .id = std::string(notice.to.id),
+                         .user = std::string(notice.user),
+                         .key = std::string(notice.key),
+                         .what = notice.what,
+                         .receivers = receivers,
+                         .answers_before = host.answered().size()});
+  };
   host.on_warning = [this, &host](const std::string& /*text*/) {
     if (&host == primary_.get()) ++warnings_;
   };
@@ -163,6 +175,10 @@ Storm::Holds Storm::Look() const {
                        .end = hold.end,
                        .linger = hold.linger,
                        .count = hold.count,
+                       .weight = hold.weight,
+                       .since = hold.since,
+                       .cap = hold.cap,
+                       .tag = std::string(hold.tag),
                        .mode = lock->mode(),
                        .bound_to = primary_->engine().sessions().BoundTo({db, key}, hold.owner),
                        .expiry = primary_->ExpiryOf(db, key)});
@@ -250,14 +266,31 @@ void Storm::Acquire() {
   const auto add = [&request](std::initializer_list<std::string> words) {
     request.words.insert(request.words.end(), words);
   };
-  add({"PX", Digits(AnyLease().count())});
-  if (OneIn(2)) add({"wait", std::to_string(1 + Below(60))});
+  const Millis lease = AnyLease();
+  add({"PX", Digits(lease.count())});
+  if (OneIn(2)) {
+    add({"wait", std::to_string(1 + Below(60))});
+    if (OneIn(6)) add({"MAXLINE", std::to_string(1 + Below(3))});
+  }
   const uint64_t mode = usual_mode_ < 3 && !OneIn(3) ? usual_mode_ : Below(3);
   if (mode == 1) add({"SHARED"});
-  if (mode == 2) add({"Limit", std::to_string(1 + Below(3))});
+  if (mode == 2) {
+    const uint64_t limit = 1 + Below(3);
+    add({"Limit", std::to_string(limit)});
+    if (OneIn(2)) add({"weight", std::to_string(1 + Below(limit))});
+  }
   if (mode != 2 && OneIn(4)) add({"REENTRANT"});
   if (OneIn(3)) add({"SESSION"});
   if (OneIn(4)) add({"LINGER", std::to_string(1 + Below(20))});
+  if (OneIn(4)) add({"MAXHOLD", Digits((lease + Millis{Below(60)}).count())});
+  if (OneIn(4)) add({"TAG", OneIn(2) ? "host 1" : "a"});
+  if (OneIn(2)) {
+    // An id belongs to one owner, and here also to one database: it tells whose message it is.
+    const auto owner = std::find(kOwners.begin(), kOwners.end(), request.owner) - kOwners.begin();
+    add({"NOTIFY", kChannels.at(Below(kChannels.size())),
+         "o" + std::to_string(owner) + "d" + std::to_string(caller.db) + "n" +
+             std::to_string(Below(3))});
+  }
   if (OneIn(12)) {
     const int64_t lead = static_cast<int64_t>(Below(700)) * 1'000;
     add({"FLOOR", Digits(now_.wall.time_since_epoch().count() + lead - 50'000)});
@@ -284,12 +317,19 @@ void Storm::Ask(const Caller& caller, const Words& words, const AcquireRequest& 
               .lease = request.lease,
               .linger = request.linger,
               .reentrant = request.reentrant,
+              .weight = request.weight,
+              .max_hold = request.max_hold,
+              .tag = std::string(request.tag),
               .floor = request.floor,
               .arrival = ++arrivals_,
               .until = std::chrono::ceil<Millis>(now_.steady + request.wait)};
+  if (request.notify.has_value()) {
+    asked.notify = {std::string(request.notify->channel), std::string(request.notify->id)};
+  }
   for (const std::string& key : asked.keys) {
     asked.holds_plain = asked.holds_plain || HoldsPlain(asked.db, key, asked.owner);
   }
+  const uint64_t full = primary_->engine().stats().rejected_line_full;
   const Before before = Begin();
   const StoredHold* own = FindLive(before.holds, asked.db, asked.keys.front(), asked.owner);
   asked.upgrade = asked.keys.size() == 1 && own != nullptr && own->mode == Mode::kShared &&
@@ -304,8 +344,16 @@ void Storm::Ask(const Caller& caller, const Words& words, const AcquireRequest& 
   Reckon(before, deed);
   if (result.kind == Kind::kGranted) {
     GrantedAtOnce(asked, request, result.token, before);
-  } else if (result.kind == Kind::kWaits) {
-    StandInLine(caller.tag, std::move(asked));
+  } else if (result.kind == Kind::kWaits || result.kind == Kind::kQueued) {
+    if ((result.kind == Kind::kQueued) != asked.notify.has_value()) Wrong("blocked or not");
+    StandInLine(caller.tag, std::move(asked), request.max_line);
+  } else if (primary_->engine().stats().rejected_line_full > full) {
+    if (result.kind != Kind::kBusy) Wrong("a full line is answered with something else");
+    CheckLineIsFull(asked, request.max_line);
+  } else if (result.kind == Kind::kNotifyRefused) {
+    if (!caller.user.empty() && !primary_->users_who_may_not_publish.contains(caller.user)) {
+      Wrong("somebody may not publish");
+    }
   } else if (result.kind == Kind::kDeadlock) {
     CheckCycle(asked, result.cycle);
   } else if (result.kind == Kind::kNoSession) {
@@ -338,16 +386,40 @@ void Storm::GrantedAtOnce(const Asked& asked, const AcquireRequest& request, Tok
     if (is_new) CheckRoom(asked.db, key, asked.mode, asked.limit, asked.holds_plain);
   }
   CheckGrant(asked, token, before.holds);
+  Retract(asked, /*waits=*/false);
   Bind(token, asked.keys, asked.session ? std::optional(asked.connection) : std::nullopt);
+}
+
+// Of a wait whose channel and id are now this one's nothing is heard any more. One that ends only
+// in the next pass is replaced if this one waits for the same.
+void Storm::Retract(const Asked& asked, bool waits) {
+  std::erase_if(waiting_, [&](const auto& each) {
+    const Asked& other = each.second;
+    if (other.is_queued || !other.notify.has_value() || other.notify != asked.notify) return false;
+    const bool is_same = other.db == asked.db && std::any_of(asked.keys.begin(), asked.keys.end(),
+                                                             [&](const std::string& key) {
+                                                               return Contains(other.keys, key);
+                                                             });
+    return !other.ends_later || (waits && is_same);
+  });
 }
 
 // The same owner waiting twice for the same keys in the same mode: the newer call takes over the
 // place. With other keys that overlap, or another mode, it goes to the end.
-void Storm::StandInLine(uint64_t tag, Asked asked) {
+void Storm::StandInLine(uint64_t tag, Asked asked, uint32_t max_line) {
   std::vector<Asked*> olders;
   for (auto& [other_tag, other] : waiting_) {
     if (other.owner != asked.owner) continue;
     if (other.IsForAny(asked.db, asked.keys)) olders.push_back(&other);
+  }
+  for (const std::string& key : asked.keys) {
+    const auto ahead = std::count_if(waiting_.begin(), waiting_.end(), [&](const auto& each) {
+      return each.second.owner != asked.owner && each.second.IsFor(asked.db, key) &&
+             !HasPerhapsEnded(each.second);
+    });
+    if (olders.empty() && max_line > 0 && ahead >= static_cast<ptrdiff_t>(max_line)) {
+      Wrong("somebody joins a line that is too long for it");
+    }
   }
   if (olders.size() == 1 && olders.front()->mode == asked.mode &&
       std::is_permutation(asked.keys.begin(), asked.keys.end(), olders.front()->keys.begin(),
@@ -356,8 +428,22 @@ void Storm::StandInLine(uint64_t tag, Asked asked) {
     asked.upgrade = olders.front()->upgrade;
   }
   for (Asked* older : olders) older->is_queued = false;
+  Retract(asked, /*waits=*/true);
   if (asked.session) sessions_.push_back(asked.connection);
   waiting_.emplace(tag, std::move(asked));
+}
+
+void Storm::CheckLineIsFull(const Asked& asked, uint32_t max_line) {
+  const bool full = std::any_of(asked.keys.begin(), asked.keys.end(), [&](const std::string& key) {
+    const auto ahead = std::count_if(waiting_.begin(), waiting_.end(), [&](const auto& each) {
+      // One that ends with its connection is there until the next pass.
+      const Asked& other = each.second;
+      return other.IsFor(asked.db, key) || (other.session && gone_.contains(other.connection) &&
+                                            other.db == asked.db && Contains(other.keys, key));
+    });
+    return ahead >= static_cast<ptrdiff_t>(max_line);
+  });
+  if (!full) Wrong("a line is said to be full");
 }
 
 void Storm::Release() {
@@ -376,8 +462,14 @@ void Storm::Release() {
     const bool holds_plain = HoldsPlain(caller.db, key, request.owner);
     const bool holds = FindLive(before.holds, caller.db, key, request.owner) != nullptr;
     const bool waits = Waits(caller.db, key, request.owner);
-    if (holds || holds_plain || waits) ++expected;
-    if (!holds && !holds_plain && waits && !primary_->keys_of_lost_slots.empty()) {
+    // A wait ends with its connection, but only in the next pass.
+    const bool waits_perhaps = std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& each) {
+      const Asked& asked = each.second;
+      return asked.owner == request.owner && asked.session && gone_.contains(asked.connection) &&
+             asked.db == caller.db && Contains(asked.keys, key);
+    });
+    if (holds || holds_plain || waits || waits_perhaps) ++expected;
+    if (!holds && !holds_plain && (waits ? !primary_->keys_of_lost_slots.empty() : waits_perhaps)) {
       ++ended_perhaps;  // see HasPerhapsEnded
     }
     plain = plain || holds_plain;
@@ -410,6 +502,16 @@ void Storm::Release() {
       Wrong("a release gives up another count than one");
     }
   }
+  UnbindChannels([&](const HoldName& name) {
+    const auto& [db, key, owner] = name;
+    const bool is_named = db == caller.db && owner == request.owner && request.Names(key);
+    if (!is_named || Find(after, db, key, owner) != nullptr ||
+        FindLive(before.holds, db, key, owner) == nullptr) {
+      return false;
+    }
+    perhaps_told_.emplace_back(name, bindings_.at(name));  // if a RESTORE had replaced it
+    return true;
+  });
   for (auto& [tag, asked] : waiting_) {
     if (asked.owner == request.owner && asked.IsForAny(caller.db, request.keys)) {
       asked.is_queued = false;
@@ -447,9 +549,12 @@ void Storm::Touch() {
     if (hold == nullptr) continue;
     Heard(hold->token);
     const StoredHold* touched = Find(after, caller.db, key, request.owner);
-    if (touched == nullptr || touched->end != now_.moment() + lease ||
-        std::tie(touched->token, touched->linger, touched->count, touched->mode) !=
-            std::tie(hold->token, hold->linger, hold->count, hold->mode)) {
+    const Instant end = std::min(now_.moment() + lease, hold->cap.value_or(kMaxInstant));
+    if (touched == nullptr || touched->end != std::max(end, now_.moment()) ||
+        std::tie(touched->token, touched->linger, touched->count, touched->mode, touched->weight,
+                 touched->cap, touched->tag,
+                 touched->since) != std::tie(hold->token, hold->linger, hold->count, hold->mode,
+                                             hold->weight, hold->cap, hold->tag, hold->since)) {
       Wrong("a touch does not set the lease, and only that");
     }
   }
@@ -482,7 +587,14 @@ void Storm::Fence() {
 void Storm::Hangup(uint64_t connection) {
   gone_.insert(connection);
   std::erase(sessions_, connection);
-  std::erase_if(waiting_, [&](const auto& each) { return each.second.connection == connection; });
+  std::erase_if(waiting_, [&](const auto& each) {
+    return each.second.connection == connection && !each.second.notify.has_value();
+  });
+  for (auto& [tag, asked] : waiting_) {
+    if (asked.connection != connection || !asked.session) continue;
+    asked.ends_later = asked.is_queued;
+    asked.is_queued = false;
+  }
   primary_->Disconnect(connection, now_);
 }
 
@@ -505,7 +617,7 @@ void Storm::Leave() {
   std::advance(waits, static_cast<ptrdiff_t>(Below(waiting_.size())));
   const uint64_t connection = waits->second.connection;
   Tell("leaves its wait: " + std::to_string(connection));
-  if (!OneIn(2)) return Hangup(connection);
+  if (waits->second.notify.has_value() || !OneIn(2)) return Hangup(connection);
   waiting_.erase(waits);
   primary_->Unblock(connection, OneIn(2), now_);
 }
@@ -584,6 +696,12 @@ void Storm::Meddle() {
       Displace();
       primary_->Swap(db, other, now_);
       deed.swapped = {db, other};
+      std::map<HoldName, Binding> swapped;
+      for (const auto& [name, binding] : bindings_) {
+        const auto& [in, lock, owner] = name;
+        swapped.emplace(HoldName(deed.DbAfter(in), lock, owner), binding);
+      }
+      bindings_ = std::move(swapped);
       break;
     }
     case 7: {
@@ -628,6 +746,13 @@ void Storm::Meddle() {
     }
   }
   Reckon(before, deed);
+  // What is not bound any more is to be told; what is there again under that name is another hold.
+  UnbindChannels([&](const HoldName& name) {
+    const auto& [in, lock, owner] = name;
+    if (IsBound(name) || primary_->keys_of_lost_slots.contains(lock)) return false;
+    losses_to_tell_.emplace_back(name, bindings_.at(name));
+    return true;
+  });
 }
 
 void Storm::ExpireKeys() {
@@ -638,9 +763,13 @@ void Storm::ExpireKeys() {
 
 void Storm::Change() {
   static constexpr std::array<const char*, 3> kMissing = {nullptr, "DEL", "PEXPIREAT"};
-  switch (Below(9)) {
+  switch (Below(10)) {
     case 0:
       primary_->may_write = OneIn(2);
+      break;
+    case 9:
+      primary_->subscribers[kChannels.front()] = Below(3);
+      primary_->subscribers[kChannels.at(1)] = Below(2);
       break;
     case 1:
       primary_->out_of_memory = OneIn(3);
@@ -650,6 +779,8 @@ void Storm::Change() {
     case 2:
       primary_->users_without_rights.clear();
       if (OneIn(3)) primary_->users_without_rights.emplace("guest");
+      primary_->users_who_may_not_publish.clear();
+      if (OneIn(3)) primary_->users_who_may_not_publish.emplace("guest");
       break;
     case 3:
       primary_->keys_of_lost_slots.clear();
@@ -733,6 +864,8 @@ void Storm::Permit() {
     host->may_replicate_floor = true;
     host->missing_command = nullptr;
     host->users_without_rights.clear();
+    host->users_who_may_not_publish.clear();
+    host->subscribers = {{kChannels.front(), 1}, {kChannels.at(1), 2}};
     host->keys_of_lost_slots.clear();
     host->keys_of_new_slots.clear();
   }
@@ -751,6 +884,7 @@ void Storm::RoleChanged() {
   undelivered_.clear();
   sessions_.clear();
   bound_.clear();
+  ForgetChannels();
   doubtful_.insert(counted_.begin(), counted_.end());
   counted_.clear();
   for (const auto& [db, key] : primary_->Keys()) {
@@ -779,7 +913,17 @@ void Storm::FailOver() {
   for (const auto& [connection, tag] : std::exchange(primary_->sent_away(), {})) {
     if (waiting_.erase(tag) == 0) Wrong("somebody is sent away who does not wait");
   }
-  if (!waiting_.empty()) Wrong("somebody waits at a replica");
+  ForgetChannels();
+  for (auto& [tag, asked] : waiting_) {
+    asked.ends_later = asked.ends_later || asked.is_queued;
+    asked.is_queued = false;
+  }
+  if (how != kThereAndBack || OneIn(2)) {
+    primary_->Turn(now_, kAmpleBudget);
+    PassGrants none;
+    for (const Message& message : std::exchange(messages_, {})) Hear(message, {}, none);
+    if (!waiting_.empty()) Wrong("somebody waits at a replica");
+  }
   // Whether these arrive does not matter any more: another primary may have told the owner.
   for (const Answered& answered : std::exchange(in_flight_, {})) {
     primary_->Replied(answered, OneIn(2));
@@ -788,8 +932,6 @@ void Storm::FailOver() {
     std::swap(primary_, replica_);
     Permit();
     Synchronise();
-  } else if (OneIn(2)) {
-    primary_->Turn(now_, budget_);
   }
   primary_->BecomePrimary();
   RoleChanged();
@@ -828,6 +970,9 @@ void Storm::Replace(std::unique_ptr<SimHost> again) {
     primary_->Replied(answered, /*delivered=*/true);
   }
   waiting_.clear();
+  messages_.clear();
+  again->subscribers = primary_->subscribers;
+  unreceived_.erase(primary_.get());
   primary_ = std::move(again);
   Watch(*primary_);
   primary_->engine().OnStarted(now_.wall);
@@ -890,6 +1035,7 @@ void Storm::Step() {
 void Storm::Pass() {
   if (!OneIn(4)) Deliver();
   for (auto& [tag, asked] : waiting_) {
+    asked.lost_slot = asked.lost_slot || HasPerhapsEnded(asked);
     asked.holds_plain = false;
     for (const std::string& key : asked.keys) {
       asked.holds_plain = asked.holds_plain || HoldsPlain(asked.db, key, asked.owner);
@@ -897,31 +1043,24 @@ void Storm::Pass() {
   }
   const Before before = Begin();
   primary_->Turn(now_, budget_);
-  Deed deed{.what = "a pass", .may_end = [this](const StoredHold& hold) {
-              return undelivered_.contains(hold.token);
-            }};
-  size_t granted = 0;
-  size_t held_already = 0;
-  std::map<std::pair<int, std::string>, Asked> last;  // of the new holders of each lock
-  for (const Answered& answered : std::exchange(primary_->answered(), {})) {
-    const auto waits = waiting_.extract(answered.tag);
-    if (waits.empty()) return Wrong("an answer that nobody waits for");
-    const Asked& asked = waits.mapped();
-    const auto* token = std::get_if<Token>(&answered.call->answer());
-    Tell("answers " + std::to_string(answered.connection) +
-         (token != nullptr ? " with " + std::to_string(token->value) : ""));
-    CheckAnswer(asked, answered.call->answer());
-    in_flight_.push_back(answered);
-    if (token == nullptr) continue;
-    ++granted;
-    deed.granted.insert(*token);
-    if (*token > highest_) {
-      for (const std::string& key : asked.keys) last[{asked.db, key}] = asked;
-    } else {
-      ++held_already;
+  PassGrants grants;
+  grants.deed.what = "a pass";
+  grants.deed.may_end = [this](const StoredHold& hold) {
+    return undelivered_.contains(hold.token);
+  };
+  // In the order in which the server told them.
+  const std::vector<Answered> answers = std::exchange(primary_->answered(), {});
+  const std::vector<Message> messages = std::exchange(messages_, {});
+  auto answer = answers.begin();
+  for (const Message& message : messages) {
+    while (answer < answers.begin() + static_cast<ptrdiff_t>(message.answers_before)) {
+      Answer(*answer++, before.holds, grants);
     }
-    GrantedAfterWait(asked, *token, before.holds);
+    Hear(message, before.holds, grants);
   }
+  while (answer != answers.end()) Answer(*answer++, before.holds, grants);
+  if (!wrong_.empty()) return;
+  const auto& [deed, granted, held_already, last] = grants;
   Reckon(before, deed);
   for (const auto& [lock, asked] : last) {
     CheckRoom(lock.first, lock.second, asked.mode, asked.limit, /*waited=*/true);
@@ -941,17 +1080,169 @@ void Storm::Pass() {
   CheckSessions();
   CheckTtls();
   CheckTakenBack();
+  CheckLossesAreTold();
   CheckFloorOfStart();
+}
+
+void Storm::Answer(const Answered& answered, const Holds& before, PassGrants& grants) {
+  const auto waits = waiting_.extract(answered.tag);
+  if (waits.empty()) return Wrong("an answer that nobody waits for");
+  const Asked& asked = waits.mapped();
+  const auto* token = std::get_if<Token>(&answered.call->answer());
+  Tell("answers " + std::to_string(answered.connection) +
+       (token != nullptr ? " with " + std::to_string(token->value) : ""));
+  CheckAnswer(asked, answered.call->answer());
+  in_flight_.push_back(answered);
+  if (token == nullptr) return;
+  if (*token > highest_) {
+    // A hold that the owner had already is only raised to its floor, and not taken back
+    // (storm 58247).
+    const StoredHold* own = FindLive(before, asked.db, asked.keys.front(), asked.owner);
+    const bool raised = own != nullptr && asked.floor.has_value() && *token == *asked.floor;
+    if (!raised) untold_.emplace(*token, false);
+  }
+  Granted(asked, *token, before, grants);
+}
+
+void Storm::Granted(const Asked& asked, Token token, const Holds& before, PassGrants& grants) {
+  ++grants.granted;
+  grants.deed.granted.insert(token);
+  if (token > highest_) {
+    for (const std::string& key : asked.keys) grants.last[{asked.db, key}] = asked;
+  } else {
+    ++grants.held_already;
+  }
+  GrantedAfterWait(asked, token, before);
+}
+
+void Storm::Hear(const Message& message, const Holds& before, PassGrants& grants) {
+  Tell("publishes " + message.id + " of " + Quoted(message.key) + " to " +
+       std::to_string(message.receivers));
+  if (const auto* loss = std::get_if<HoldLoss>(&message.what)) return HearLoss(message, *loss);
+  const auto& answer = std::get<WaitAnswer>(message.what);
+  const auto waits = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& each) {
+    const Asked& asked = each.second;
+    // One that is given up and one that is not may be for the same key. What was refused with its
+    // slot may have been given up since.
+    const auto* end = std::get_if<WaitEnd>(&answer);
+    const bool is_over = end != nullptr && *end != WaitEnd::kWrongType;
+    return asked.notify == std::pair(message.channel, message.id) &&
+           asked.keys.front() == message.key && asked.user == message.user &&
+           (asked.is_queued != is_over || std::holds_alternative<std::string>(answer));
+  });
+  if (waits == waiting_.end()) return Wrong("a message that nobody waits for");
+  const Asked asked = waits->second;
+  waiting_.erase(waits);
+  CheckAnswer(asked, answer);
+  const auto* token = std::get_if<Token>(&answer);
+  if (token == nullptr) return;
+  if (message.receivers > 0) return Granted(asked, *token, before, grants);
+  ++unreceived_[primary_.get()];
+  for (const std::string& key : asked.keys) {
+    const Lock* lock = primary_->FindLock(asked.db, key);
+    const auto hold = lock == nullptr ? std::nullopt : lock->Find(Owner{asked.owner});
+    if (hold.has_value() && Find(before, asked.db, key, asked.owner) == nullptr) {
+      Wrong("a grant that nobody received is written");
+    }
+  }
+}
+
+void Storm::HearLoss(const Message& message, const HoldLoss& loss) {
+  const auto is_it = [&](std::string_view key, const Binding& binding) {
+    return key == message.key && binding.channel == message.channel && binding.id == message.id &&
+           binding.token == loss.token;
+  };
+  const auto take = [&](auto& losses) {
+    const auto found = std::find_if(losses.begin(), losses.end(), [&](const auto& each) {
+      return is_it(std::get<1>(each.first), each.second);
+    });
+    if (found == losses.end()) return false;
+    losses.erase(found);
+    return true;
+  };
+  if (take(losses_to_tell_)) return;
+  const auto bound = std::find_if(bindings_.begin(), bindings_.end(), [&](const auto& each) {
+    return is_it(std::get<1>(each.first), each.second);
+  });
+  if (bound == bindings_.end()) {
+    if (!take(perhaps_told_)) Wrong("a loss is told of what is not bound");
+    return;
+  }
+  const auto& [db, key, owner] = bound->first;
+  const Lock* lock = primary_->FindLock(db, key);
+  const auto hold = lock == nullptr ? std::nullopt : lock->Find(Owner{owner});
+  // In its last millisecond the server may have expired it.
+  if (hold.has_value() && hold->token == loss.token && hold->end > now_.moment()) {
+    Wrong("a hold is said to be lost that is not");
+  }
+  bindings_.erase(bound);
+}
+
+void Storm::CheckLossesAreTold() {
+  if (HasWork() || !primary_->engine().IsConsistent()) return;
+  for (auto& [name, binding] : bindings_) {
+    const auto& [db, key, owner] = name;
+    const StoredHold* hold = Find(*seen_, db, key, owner);
+    // An upgrade that is taken back leaves the shared hold under its own token.
+    if (hold != nullptr && undelivered_.contains(binding.token)) binding.token = hold->token;
+    if (hold == nullptr || hold->token != binding.token || hold->end < now_.moment()) {
+      Wrong("nobody is told that " + Quoted(owner) + " has lost " + NameOf(db, key));
+    }
+  }
+  // What is there again was not lost: it is bound as before, or to something else.
+  for (const auto& [name, binding] : std::exchange(losses_to_tell_, {})) {
+    const auto& [db, key, owner] = name;
+    const StoredHold* hold = Find(*seen_, db, key, owner);
+    if (hold != nullptr && hold->token == binding.token && hold->end >= now_.moment()) {
+      bindings_.try_emplace(name, binding);
+      continue;
+    }
+    Wrong("nobody is told on " + Quoted(binding.id) + " that " + NameOf(db, key) +
+          " was lost under " + std::to_string(binding.token.value));
+  }
+  if (bindings_.size() != primary_->engine().channels().size()) Wrong("another binding");
+}
+
+void Storm::BindChannel(const Asked& asked, Token token, const Holds& before) {
+  for (const std::string& key : asked.keys) {
+    const HoldName name(asked.db, key, asked.owner);
+    // The loss of a hold that has just ended is yet to be told.
+    if (FindLive(before, asked.db, key, asked.owner) == nullptr) {
+      if (const auto old = bindings_.extract(name); !old.empty()) {
+        losses_to_tell_.emplace_back(name, old.mapped());
+      }
+    }
+    if (asked.notify.has_value()) {
+      bindings_[name] = {asked.notify->first, asked.notify->second, token};
+    } else if (const auto bound = bindings_.find(name); bound != bindings_.end()) {
+      bound->second.token = token;
+    }
+  }
+}
+
+bool Storm::IsBound(const HoldName& name) const {
+  const auto& [db, key, owner] = name;
+  const Binding& binding = bindings_.at(name);
+  return primary_->engine().channels().IsBoundTo({db, key}, Owner{owner},
+                                                 {binding.channel, binding.id});
+}
+
+// Holds are ordinary ones from now on. What was lost before may still be told.
+void Storm::ForgetChannels() {
+  for (const auto& [name, binding] : std::exchange(bindings_, {})) {
+    perhaps_told_.emplace_back(name, binding);
+  }
+  for (const auto& loss : std::exchange(losses_to_tell_, {})) perhaps_told_.push_back(loss);
+}
+
+void Storm::UnbindChannels(const std::function<bool(const HoldName&)>& which) {
+  std::erase_if(bindings_, [&](const auto& each) { return which(each.first); });
 }
 
 void Storm::GrantedAfterWait(const Asked& asked, Token token, const Holds& before) {
   const StoredHold* own = FindLive(before, asked.db, asked.keys.front(), asked.owner);
   if (token > highest_) {
     highest_ = token;
-    // A hold that the owner had already is only raised to its floor, and not taken back
-    // (storm 58247).
-    const bool raised = own != nullptr && asked.floor.has_value() && token == *asked.floor;
-    if (!raised) untold_.emplace(token, false);
     CheckOrder(asked);
   } else if (own == nullptr ||
              token != std::max(own->token, asked.floor.value_or(kMinToken))) {  // storm 64949
@@ -1009,7 +1300,12 @@ Storm::Counters Storm::Count() const {
           .acquired_after_wait = stats.acquired_after_wait,
           .reacquired = stats.reacquired,
           .lost = stats.expired + stats.evicted + stats.forced + stats.session_ended +
-                  stats.undelivered};
+                  stats.undelivered - Unreceived()};
+}
+
+size_t Storm::Unreceived() const {
+  const auto found = unreceived_.find(primary_.get());
+  return found == unreceived_.end() ? 0 : found->second;
 }
 
 Storm::Before Storm::Begin() {
@@ -1141,15 +1437,26 @@ void Storm::CheckGrant(const Asked& asked, Token token, const Holds& before) {
   }
   for (const std::string& key : asked.keys) {
     const StoredHold* own = FindLive(before, asked.db, key, asked.owner);
-    const uint32_t count = own == nullptr ? 1 : own->count + (asked.reentrant ? 1 : 0);
+    // Who asks again under the id that its hold is bound to does not enter once more.
+    const auto bound = bindings_.find(HoldName(asked.db, key, asked.owner));
+    const bool again = asked.notify.has_value() && bound != bindings_.end() &&
+                       std::pair(bound->second.channel, bound->second.id) == *asked.notify;
+    const uint32_t count = own == nullptr ? 1 : own->count + (asked.reentrant && !again ? 1 : 0);
+    const std::string tag = own != nullptr && asked.tag.empty() ? own->tag : asked.tag;
+    const Instant since = own == nullptr ? now_.moment() : own->since;
+    Instant cap = own == nullptr ? kMaxInstant : own->cap.value_or(kMaxInstant);
+    if (asked.max_hold > Millis{0}) cap = std::min(cap, since + asked.max_hold);
+    const Instant end = std::max(std::min(now_.moment() + asked.lease, cap), now_.moment());
     const Lock* lock = primary_->FindLock(asked.db, key);
     const auto hold = lock == nullptr ? std::nullopt : lock->Find(Owner{asked.owner});
     if (!hold.has_value() || lock->mode() != asked.mode || hold->token != token ||
-        hold->end != now_.moment() + asked.lease || hold->linger != asked.linger ||
-        hold->count != count) {
+        hold->end != end || hold->linger != asked.linger || hold->count != count ||
+        hold->weight != asked.weight || hold->tag != tag || hold->since != since ||
+        hold->cap.value_or(kMaxInstant) != cap) {
       Wrong("what is granted is not what is held");
     }
   }
+  BindChannel(asked, token, before);
 }
 
 // Nobody who came before waits for what this one gets and could not hold it beside it.
@@ -1168,19 +1475,28 @@ void Storm::CheckOrder(const Asked& asked) {
 void Storm::CheckRoom(int db, std::string_view key, Mode mode, uint32_t limit, bool waited) {
   const Lock* lock = primary_->FindLock(db, key);
   if (lock == nullptr) return Wrong("what is granted is not held");
-  const size_t holders = lock->CountBlocking(now_.moment());
-  size_t most = primary_->engine().settings().max_holders;
-  if (mode == Mode::kExclusive) most = 1;
-  if (mode == Mode::kLimit) most = std::min<size_t>(most, limit);
+  size_t holders = 0;
+  uint64_t weight = 0;
+  for (const Hold& hold : lock->holds(Lock::Order::kByOwner)) {
+    if (!hold.BlocksAt(now_.moment())) continue;
+    ++holders;
+    weight += hold.weight;
+  }
+  const size_t most = mode == Mode::kExclusive ? 1 : primary_->engine().settings().max_holders;
   if (holders > most) Wrong("there are more holders than may be");
-  if (mode != Mode::kLimit || waited) return;
+  if (mode != Mode::kLimit) return;
+  if (weight > limit) Wrong("the holders weigh more than they may");
+  if (waited) return;
   size_t ahead = 0;
   for (const auto& [tag, other] : waiting_) {
-    if (!other.IsFor(db, key)) continue;
+    if (!other.IsFor(db, key) || HasPerhapsEnded(other)) continue;
     ++ahead;
-    most = std::min<size_t>(most, other.limit);
+    weight += other.weight;
+    limit = std::min(limit, other.limit);
   }
-  if (ahead > 0 && holders + ahead > most) Wrong("there is no room for those who came before");
+  if (ahead > 0 && (weight > limit || holders + ahead > most)) {
+    Wrong("there is no room for those who came before");
+  }
 }
 
 // Everybody in it holds, or waits for, what the one before wants.
@@ -1188,7 +1504,9 @@ void Storm::CheckCycle(const Asked& asker, const std::vector<ParkResult::Step>& 
   if (cycle.empty()) Wrong("a deadlock of nobody");
   for (size_t i = 0; i < cycle.size(); ++i) {
     const ParkResult::Step& step = cycle[i];
-    const std::string& owner = cycle[(i + 1) % cycle.size()].owner;
+    const std::string& owner = cycle[(i + 1) % cycle.size()].name;
+    const bool is_tag = std::find(kOwners.begin(), kOwners.end(), owner) == kOwners.end();
+    if (is_tag) continue;
     const Lock* lock = primary_->FindLock(step.db, step.key);
     const bool holds = (lock != nullptr && lock->Find(Owner{owner}).has_value()) ||
                        HoldsPlain(step.db, step.key, owner);
@@ -1210,7 +1528,9 @@ void Storm::CheckAnswer(const Asked& asked, const WaitAnswer& answer) {
   } else if (std::holds_alternative<std::monostate>(answer)) {
     if (now_.tick() < asked.until) Wrong("a wait times out too early");
   } else if (std::holds_alternative<std::string>(answer)) {
-    if (!refused && primary_->grants_until_out_of_memory != 0U) Wrong("refused without a reason");
+    if (!refused && !asked.lost_slot && primary_->grants_until_out_of_memory != 0U) {
+      Wrong("refused without a reason");
+    }
   } else if (const auto* end = std::get_if<WaitEnd>(&answer)) {
     const bool other = any_key([&](const std::string& key) { return IsOther(asked.db, key); });
     if (*end == WaitEnd::kWrongType ? !other : asked.is_queued) {
@@ -1261,12 +1581,37 @@ void Storm::CheckFloorOfStart() {
 }
 
 void Storm::Check() {
+  // What was there again in time is bound as before.
+  std::erase_if(losses_to_tell_, [this](const auto& loss) {
+    const auto& [name, binding] = loss;
+    const auto& [db, key, owner] = name;
+    return primary_->engine().channels().IsBoundTo({db, key}, Owner{owner},
+                                                   {binding.channel, binding.id}) &&
+           bindings_.try_emplace(name, binding).second;
+  });
+  // What another node has now is not bound here any more; but it may have been lost just before.
+  UnbindChannels([this](const HoldName& name) {
+    const auto& [db, key, owner] = name;
+    if (!primary_->keys_of_lost_slots.contains(key) || IsBound(name)) return false;
+    perhaps_told_.emplace_back(name, bindings_.at(name));
+    return true;
+  });
   if (primary_->fault() != nullptr) Wrong(primary_->fault());
-  if (!primary_->engine().queue().IsConsistent()) Wrong("the wait queue contradicts itself");
-  if (!primary_->engine().sessions().IsConsistent()) Wrong("the sessions contradict themselves");
+  if (!primary_->engine().IsConsistent()) Wrong("the engine contradicts itself");
   CheckStored();
   if (primary_->has_consumers() && OneIn(3)) CheckCopies();
-  if (primary_->waiting() != waiting_.size()) Wrong("somebody's wait is forgotten");
+  const auto blocked = std::count_if(waiting_.begin(), waiting_.end(), [](const auto& each) {
+    return !each.second.notify.has_value();
+  });
+  if (primary_->waiting() != static_cast<size_t>(blocked) ||
+      primary_->engine().waiting().blocked() != primary_->waiting()) {
+    Wrong("somebody's wait is forgotten");
+  }
+  size_t places = 0;
+  for (const auto& [tag, asked] : waiting_) {
+    if (asked.notify.has_value()) places += asked.keys.size();
+  }
+  if (primary_->engine().waiting().places() != places) Wrong("another number of places");
   const Stats& stats = primary_->engine().stats();
   if (warnings_ > stats.evicted + stats.undelivered && doubtful_.empty()) {
     Wrong("a warning of nothing");

@@ -19,7 +19,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "sim/sim_host.h"
@@ -84,6 +86,10 @@ class Storm {
     Instant end;
     Millis linger{0};
     uint32_t count = 1;
+    uint32_t weight = 1;
+    Instant since;
+    std::optional<Instant> cap;
+    std::string tag;
     Mode mode = Mode::kExclusive;
     std::optional<uint64_t> bound_to;
     std::optional<Instant> expiry;  // of the key
@@ -107,11 +113,17 @@ class Storm {
     Millis lease{0};
     Millis linger{0};
     bool reentrant = false;
+    uint32_t weight = 1;
+    Millis max_hold{0};
+    std::string tag;
+    std::optional<std::pair<std::string, std::string>> notify;  // channel and id
     std::optional<Token> floor;
     uint64_t arrival = 0;
     bool upgrade = false;
     bool holds_plain = false;  // when the pass begins in which it is answered
     bool is_queued = true;
+    bool ends_later = false;  // it is still in its queues until the next pass
+    bool lost_slot = false;   // it has been refused, and may be told later
     Tick until;
 
     bool IsFor(int database, std::string_view key) const;
@@ -124,6 +136,24 @@ class Storm {
     LockEvent event;
     std::optional<Loss> how;
   };
+
+  // A message of the primary.
+  struct Message {
+    std::string channel;
+    std::string id;
+    std::string user;
+    std::string key;
+    std::variant<WaitAnswer, HoldLoss> what;
+    size_t receivers;
+    size_t answers_before;  // how many blocked calls of the pass had been answered
+  };
+  // What is to be published when a hold is lost.
+  struct Binding {
+    std::string channel;
+    std::string id;
+    Token token;
+  };
+  using HoldName = std::tuple<int, std::string, std::string>;
 
   // What the server has counted.
   struct Counters {
@@ -190,7 +220,9 @@ class Storm {
   void Ask(const Caller& caller, const Words& words, const AcquireRequest& request);
   void GrantedAtOnce(const Asked& asked, const AcquireRequest& request, Token token,
                      const Before& before);
-  void StandInLine(uint64_t tag, Asked asked);
+  void StandInLine(uint64_t tag, Asked asked, uint32_t max_line);
+  void Retract(const Asked& asked, bool waits);
+  void CheckLineIsFull(const Asked& asked, uint32_t max_line);
   void Release();
   void Touch();
   void Fence();
@@ -217,6 +249,17 @@ class Storm {
 
   void Step();
   void Pass();
+  // What is found in a pass about those who waited.
+  struct PassGrants {
+    Deed deed;
+    size_t granted = 0;
+    size_t held_already = 0;
+    std::map<std::pair<int, std::string>, Asked> last;  // of the new holders of each lock
+  };
+  void Answer(const Answered& answered, const Holds& before, PassGrants& grants);
+  void Hear(const Message& message, const Holds& before, PassGrants& grants);
+  void HearLoss(const Message& message, const HoldLoss& loss);
+  void Granted(const Asked& asked, Token token, const Holds& before, PassGrants& grants);
   void Deliver();
   void Deliver(const Answered& answered);
   void GrantedAfterWait(const Asked& asked, Token token, const Holds& before);
@@ -243,6 +286,7 @@ class Storm {
   // --- What must be so
 
   Counters Count() const;
+  size_t Unreceived() const;
   Before Begin();
   // Every hold that has gone, and every one that has come, is explained by what was done, told to
   // subscribers, and counted.
@@ -259,6 +303,8 @@ class Storm {
   void CheckSessions();
   void CheckTtls();
   void CheckTakenBack();
+  // Whoever is to be told that it has lost a hold has been told, if nothing is pending.
+  void CheckLossesAreTold();
   void CheckFloorOfStart();
   void Check();
 
@@ -267,6 +313,10 @@ class Storm {
   // Holds may be elsewhere now, or come back.
   void Displace();
   void Bind(Token token, const std::vector<std::string>& keys, std::optional<uint64_t> connection);
+  void BindChannel(const Asked& asked, Token token, const Holds& before);
+  bool IsBound(const HoldName& name) const;
+  void ForgetChannels();
+  void UnbindChannels(const std::function<bool(const HoldName&)>& which);
   // Holds that a stranger takes elsewhere or brings back are ordinary ones from then on.
   void Unbind(int db, std::string_view key);
   void Replicate(size_t but_for = 0);
@@ -305,6 +355,11 @@ class Storm {
 
   std::optional<Holds> seen_;  // what there was after the last step
   std::vector<Event> events_;
+  std::vector<Message> messages_;
+  std::map<const SimHost*, size_t> unreceived_;  // grants that were published to nobody
+  std::map<HoldName, Binding> bindings_;
+  std::vector<std::pair<HoldName, Binding>> losses_to_tell_;  // of holds before those
+  std::vector<std::pair<HoldName, Binding>> perhaps_told_;    // of holds that went elsewhere
   size_t warnings_ = 0;
   // Tokens of holds that were counted as lost when their key was renamed; and of those of whom that
   // is not certain, because another server counted.

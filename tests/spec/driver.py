@@ -8,17 +8,24 @@ A step is a tuple:
     ("close", connection)                 the connection closes, and another one takes its number
     ("unblock", connection, how)          CLIENT UNBLOCK
     ("advance", microseconds)             wall clock and steady clock move
+    ("subscribe", channel, yes)           the subscriber subscribes to a channel, or no longer does
+    ("config", setting, value)            CONFIG SET turnstile.<setting>
 """
 
 import select
 import time
 
 import model as spec
-from server import Connection, Error, encode
+from server import Connection, Error, Subscriber, encode
 
 CONNECTIONS = 12
 NAMES = [["x", "y", "z", "w"], ["x", "y"]]  # in each database
 KEYS = [(db, name) for db, names in enumerate(NAMES) for name in names]
+CHANNELS = ["c0", "c1", "c2", "p0"]
+SUBSCRIBED = ["c0", "c1"]  # at the beginning
+PATTERN = "p*"  # of a second subscriber, always
+SETTINGS = {"max-waiters": spec.MAX_WAITERS, "max-queued": spec.MAX_QUEUED,
+            "max-waiters-per-user": 0}
 SCRIPT = "return redis.call(unpack(ARGV))"
 START_WALL_US = 1_800_000_000_000_000
 START_STEADY_US = 5_000_000_000
@@ -41,13 +48,14 @@ def observation():
         for name in names:
             parts.append(encode(("LOCK.INFO", name)))
             parts.append(encode(("PTTL", name)))
+    parts.append(encode(("INFO", "turnstile")))
     return b"".join(parts), len(parts)
 
 
 OBSERVE, OBSERVED = observation()
 PING = encode(("PING",))
 
-HOLDER = [b"token", b"lease-left-ms", b"held-ms", b"count", b"session", b"linger-ms"]
+HOLDER = [b"token", b"lease-left-ms", b"held-ms", b"count", b"session", b"linger-ms", b"weight"]
 
 
 def same(expected, actual):
@@ -57,6 +65,40 @@ def same(expected, actual):
         return (isinstance(actual, list) and len(actual) == len(expected)
                 and all(map(same, expected, actual)))
     return expected == actual and not isinstance(actual, Error)
+
+
+def is_message(expected, got):
+    """Whether this is what was published: (channel, text)."""
+    channel, text = got
+    if channel.decode() != expected.channel:
+        return False
+    if not expected.begins:
+        return text.decode() in (expected.text, expected.other)
+    # "what a blocked client would be answered, without the key"
+    return (text.startswith(expected.text.encode())
+            and not any(f'"{name}"'.encode() in text for _, name in KEYS))
+
+
+def wrong_messages(expected, arrived):
+    """Compares the messages of one step. Their order is nowhere said, but for grants: they come in
+    the order of the line."""
+    expected = list(expected)
+    for got in arrived:
+        fits = [message for message in expected if is_message(message, got)]
+        if not fits:
+            return f"a message is published that the model does not expect: {got}"
+        expected.remove(fits[0])
+    return f"no message, the model says {expected[0]}" if expected else None
+
+
+def read_counts(info, fields):
+    """These fields of INFO turnstile."""
+    lines = dict(line.split(":", 1) for line in info.decode().split("\r\n") if ":" in line)
+    return {field: int(lines["turnstile_" + field]) for field in fields}
+
+
+def grants(texts):
+    return [text for text in texts if text.split()[1:2] == [b"granted"]]
 
 
 class Driver:
@@ -70,7 +112,7 @@ class Driver:
         self.wall = START_WALL_US
         self.steady = START_STEADY_US
         self.control = Connection(server.port)
-        self.model = spec.Model(self.wall, margin_ms, broken=broken)
+        self.changed_settings = set()
         self.connections = {}
         self.numbers = {}  # (id, address) as LOCK.INFO shows them -> number
         self.steps = 0
@@ -79,6 +121,22 @@ class Driver:
         # From version 8 on, Redis may remove a key in the last millisecond of its TTL already.
         version = self.call("INFO", "server").split(b"\nredis_version:")[1]
         self.expires_early = int(version.split(b".")[0]) >= 8
+        self.begin(spec.Model(self.wall, margin_ms, broken=broken))
+
+    def begin(self, model):
+        """A new model, and new connections."""
+        self.model = model
+        # Counters go on, of all else there is nothing yet.
+        self.counted_before = read_counts(self.call("INFO", "turnstile"), model.counts())
+        self.subscriptions = set()
+        self.subscriber = Subscriber(self.server.port)
+        self.by_pattern = Subscriber(self.server.port)
+        self.by_pattern.subscribe("PSUBSCRIBE", PATTERN)
+        for channel in SUBSCRIBED:
+            self.subscribe(channel, True)
+        model.subscribed = lambda channel: (channel in self.subscriptions
+                                            or channel.startswith(PATTERN[:-1]))
+        self.connections = {}
         for number in range(CONNECTIONS):
             self.open(number)
 
@@ -91,12 +149,17 @@ class Driver:
             client = fields[b"client-id"], fields[b"client-addr"]
             return None if client == (None, None) else self.numbers.get(client, client)
 
-        holders = [(holder[b"owner"].decode(), *[holder[field] for field in HOLDER],
-                    connection(holder)) for holder in reply[b"holders"]]
+        def tag(fields):
+            return None if fields[b"tag"] is None else fields[b"tag"].decode()
+
+        holders = [(holder[b"owner"].decode(), *[holder[field] for field in HOLDER], tag(holder),
+                    holder[b"max-hold-left-ms"], connection(holder))
+                   for holder in reply[b"holders"]]
         # FLOOR can make two tokens equal: their order is nowhere said.
         holders.sort(key=lambda holder: (holder[1] or 0, holder[0]))
         waiters = [(waiter[b"owner"].decode(), waiter[b"mode"].decode(), waiter[b"waited-ms"],
-                    waiter[b"left-ms"], connection(waiter)) for waiter in reply[b"waiters"]]
+                    waiter[b"left-ms"], tag(waiter), connection(waiter))
+                   for waiter in reply[b"waiters"]]
         return {"mode": reply[b"mode"].decode(), "holding": reply[b"holding"], "holders": holders,
                 "linger-left-ms": reply[b"linger-left-ms"], "waiting": reply[b"waiting"],
                 "waiters": waiters, "grace-left-ms": reply[b"grace-left-ms"]}
@@ -111,24 +174,34 @@ class Driver:
 
     def reset(self):
         """A clean server and a model that knows its token clock."""
-        for connection in self.connections.values():
+        for connection in [*self.connections.values(), self.subscriber, self.by_pattern]:
             connection.close()
+        for setting in self.changed_settings:
+            self.call("CONFIG", "SET", f"turnstile.{setting}", SETTINGS[setting])
+        self.changed_settings = set()
         self.call("FLUSHALL")
         deadline = time.monotonic() + 10
-        while True:
-            clients = self.call("CLIENT", "LIST").count(b"\n")
-            if clients == 1:
-                break
+        while not self.is_clean():
             if time.monotonic() > deadline:
-                raise RuntimeError("connections do not close")
+                raise RuntimeError("connections do not close, or waits do not end")
         token = self.call("LOCK.ACQUIRE", "probe", "probe", "PX", 1000)
         self.call("FLUSHALL")
-        self.model = spec.Model(START_WALL_US, self.margin_ms, broken=self.broken)
-        self.model.now_us = self.wall
-        self.model.last_token = token
-        self.connections = {}
-        for number in range(CONNECTIONS):
-            self.open(number)
+        model = spec.Model(START_WALL_US, self.margin_ms, broken=self.broken)
+        model.now_us = self.wall
+        model.last_token = token
+        self.begin(model)
+
+    def is_clean(self):
+        """Whether nobody is connected and nobody waits. Waits with NOTIFY go on without
+        connections, but end when the locks are free and nobody receives that they are granted."""
+        if self.call("CLIENT", "LIST").count(b"\n") > 1:
+            return False
+        self.call("FLUSHALL")
+        for db in range(len(NAMES)):
+            self.call("SELECT", db)
+            if self.call("LOCK.TOP"):
+                return False
+        return True
 
     def call(self, *args):
         return self.control.call(*args)
@@ -165,17 +238,20 @@ class Driver:
         if kind == "advance":
             self.advance(step[1])
             return
-        number = step[1]
-        blocked = self.model.is_blocked(number)
-        if kind in ("call", "multi", "eval") and blocked:
+        if kind in ("call", "multi", "eval") and self.model.is_blocked(step[1]):
             return  # where a step before this one was left out
         getattr(self, "run_" + kind)(*step[1:])
+
+    def settle(self):
+        self.model.settle()
+        if self.expires_early and self.model.now in self.model.last_milliseconds():
+            raise spec.Unclear  # a lease that MAXHOLD let end now: the key may be gone already
 
     def run_call(self, number, args):
         args = self.resolve(args)
         self.note("call", number, " ".join(args))
         reply = self.model.command(number, args)
-        self.model.settle()
+        self.settle()
         self.connections[number].send(encode(args))
         self.compare(number, reply)
 
@@ -183,7 +259,7 @@ class Driver:
         args = self.resolve(args)
         self.note("call", number, f"EVAL '{SCRIPT}' 0 " + " ".join(args))
         reply = self.model.command(number, args, one_try=True, no_connection=True)
-        self.model.settle()
+        self.settle()
         self.connections[number].send(encode(("EVAL", SCRIPT, "0", *args)))
         self.compare(number, reply)
 
@@ -194,7 +270,7 @@ class Driver:
             self.note("call", number, "MULTI … " + " ".join(args))
             replies.append(self.model.command(number, args, one_try=True))
             sent.append(encode(args))
-        self.model.settle()
+        self.settle()
         self.connections[number].send(b"".join(sent) + encode(("EXEC",)))
         self.compare(number, replies, before=1 + len(commands))
 
@@ -214,6 +290,40 @@ class Driver:
             raise Difference(f"CLIENT UNBLOCK: {reply} instead of {expected}")
         self.compare(number, spec.BLOCKED)
 
+    def run_subscribe(self, channel, yes):
+        self.note("call", "sub", f"{'' if yes else 'UN'}SUBSCRIBE {channel}")
+        self.subscribe(channel, yes)
+
+    def subscribe(self, channel, yes):
+        self.subscriber.subscribe("SUBSCRIBE" if yes else "UNSUBSCRIBE", channel)
+        self.subscriptions.discard(channel)
+        if yes:
+            self.subscriptions.add(channel)
+
+    def run_config(self, setting, value):
+        self.note("call", "control", f"CONFIG SET turnstile.{setting} {value}")
+        reply = self.call("CONFIG", "SET", f"turnstile.{setting}", value)
+        if reply != b"OK":
+            raise Difference(f"CONFIG SET turnstile.{setting}: {reply}")
+        self.changed_settings.add(setting)
+        setattr(self.model, setting.replace("-", "_"), value)
+
+    def end_wait(self, waiter):
+        """Ends a wait before its time-out: by CLIENT UNBLOCK or, with NOTIFY, by LOCK.RELEASE."""
+        if waiter.blocks_client():
+            self.run_unblock(waiter.connection, "TIMEOUT")
+            return
+        (db, name), owner = waiter.keys[0], waiter.owner
+        self.note("call", "control", f"LOCK.RELEASE {name} {owner}")
+        self.model.connect("control", db)
+        expected = self.model.command("control", ("LOCK.RELEASE", name, owner))
+        self.settle()
+        self.call("SELECT", db)
+        reply = self.call("LOCK.RELEASE", name, owner)
+        if not same(expected, reply):
+            raise Difference(f"LOCK.RELEASE: {reply} instead of {expected}")
+        self.compare(None, spec.BLOCKED)
+
     def advance(self, microseconds):
         """Stops at every moment at which something happens by itself."""
         target = self.wall + microseconds
@@ -231,7 +341,7 @@ class Driver:
             if waiters and len(here) > 1:
                 for waiter in waiters if len(waiters) < len(here) else waiters[1:]:
                     if waiter in self.model.waiting:
-                        self.run_unblock(waiter.connection, "TIMEOUT")
+                        self.end_wait(waiter)
                 continue
             if self.expires_early and first in self.model.last_milliseconds():
                 raise spec.Unclear
@@ -258,7 +368,8 @@ class Driver:
         for other, later in self.model.replies:
             expected.setdefault(other, []).append((later, False))
         self.model.replies = []
-        arrived = {}
+        published, self.model.messages = self.model.messages, []
+        arrived, received = {}, ([], [])
         deadline = None
         # The reply itself shows that the command was run; without one, a round trip does.
         if number in expected and number in self.connections:
@@ -268,6 +379,7 @@ class Driver:
         else:
             self.control.send(PING)
             self.control.read(1)
+        self.await_messages(published, received)
         while True:
             try:
                 self.control.send(OBSERVE)
@@ -277,18 +389,55 @@ class Driver:
                         arrived.setdefault(other, []).extend(connection.available())
             except ConnectionError:
                 raise Difference("the server is gone") from None
-            wrong = self.wrong(expected, arrived, observed)
+            self.receive(received)
+            wrong = self.wrong(expected, arrived, observed, published, received)
             if wrong is None:
-                self.note("reply", number, None if reply is spec.BLOCKED else reply, arrived)
+                self.note("reply", arrived, received)
                 return
             if deadline is None:
                 deadline = time.monotonic() + self.patience
                 self.retries += 1
             elif time.monotonic() > deadline:
-                self.note("reply", number, None, arrived)
+                self.note("reply", arrived, received)
                 raise Difference(wrong)
 
-    def wrong(self, expected, arrived, observed):
+    def receive(self, received):
+        """Adds what has been published."""
+        try:
+            received[0].extend(self.subscriber.messages())
+            received[1].extend(self.by_pattern.messages())
+        except ConnectionError:
+            raise Difference("the server is gone") from None
+
+    def await_messages(self, published, received):
+        """Messages must come by themselves, not only when somebody looks at the key."""
+        deadline = time.monotonic() + self.patience
+        while published:
+            self.receive(received)
+            wrong = self.wrong_published(published, received)
+            if wrong is None:
+                return
+            if time.monotonic() > deadline:
+                self.note("reply", {}, received)
+                raise Difference(wrong)
+
+    def wrong_published(self, published, received):
+        """What is wrong about the messages of the two subscribers."""
+        direct, by_pattern = received
+        for messages, arrived in [
+                ([m for m in published if m.channel in self.subscriptions], direct),
+                ([m for m in published if m.channel.startswith(PATTERN[:-1])], by_pattern)]:
+            wrong = wrong_messages(messages, arrived)
+            if wrong is None:
+                wanted = grants(message.text.encode() for message in messages)
+                got = grants(text for _, text in arrived)
+                if wanted != got:
+                    wrong = f"the grants are published in the order {got}, the model says {wanted}"
+            if wrong is not None:
+                return wrong
+        return None
+
+    def wrong(self, expected, arrived, observed, published, received):
         for number, replies in arrived.items():
             wanted = expected.get(number, [])
             for (reply, any_reply), got in zip(wanted, replies):
@@ -301,6 +450,9 @@ class Driver:
             missing = wanted[len(arrived.get(number, [])):]
             if missing:
                 return f"connection {number} is not answered, the model says {show(missing[0][0])}"
+        wrong = self.wrong_published(published, received)
+        if wrong is not None:
+            return wrong
         at = 0
         for db, names in enumerate(NAMES):
             at += 1
@@ -315,6 +467,11 @@ class Driver:
                 if ttl != self.model.ttl((db, name)):
                     return (f"PTTL {name} (database {db}): {ttl}, the model says "
                             f"{self.model.ttl((db, name))}")
+        counts = self.model.counts()
+        for field, shown in read_counts(observed[at], counts).items():
+            wanted = self.counted_before.get(field, 0) + counts[field]
+            if shown != wanted:
+                return f"{field} in INFO turnstile: {shown}, the model says {wanted}"
         return None
 
 

@@ -1,9 +1,34 @@
 """Random steps, biased towards what is interesting in the model's present state."""
 
 import model as spec
-from driver import CONNECTIONS, NAMES
+from driver import CHANNELS, CONNECTIONS, NAMES
 
 OWNERS = ["A", "B", "C", "D", "E", "F", "G", "H"]
+TAGS = ["web-1", "web-2", "two words", "t" * 64, " ~", "WAIT"]
+
+# Ends of LOCK.ACQUIRE key owner PX 1000 …: what is just wrong, and what is just right.
+DETAILS = [
+    ["NOTIFY", "c0", ""], ["NOTIFY", "c0", "a b"], ["NOTIFY", "c0", "i" * 65], ["NOTIFY", "c0"],
+    ["NOTIFY", "c0", "i" * 64], ["NOTIFY", "c0", "\x7f"], ["NOTIFY", "c0", "é"],
+    ["NOTIFY", "c0", "a\n"], ["NOTIFY", "", "i"], ["NOTIFY", "c" * 257, "i"],
+    ["NOTIFY", "c" * 256, "i"], ["NOTIFY", "c 0\n", "~"], ["NOTIFY", "also", "i"],
+    ["NOTIFY", "c0", "ALSO"], ["NOTIFY", "c0", "Also"], ["NOTIFY", "WAIT", "PX"],
+    ["NOTIFY", "c0", "i", "NOTIFY", "c0", "i"], ["NOTIFY"],
+    ["WEIGHT", "1"], ["LIMIT", "3", "WEIGHT", "0"], ["LIMIT", "3", "WEIGHT", "4"],
+    ["WEIGHT", "3", "LIMIT", "3"], ["LIMIT", "3", "WEIGHT"], ["LIMIT", "3", "WEIGHT", "01"],
+    ["SHARED", "WEIGHT", "1"], ["REENTRANT", "WEIGHT", "1"], ["LIMIT", "3", "WEIGHT", "-1"],
+    ["WEIGHT", "100000", "LIMIT", "100000"], ["WEIGHT", "100001", "LIMIT", "100000"],
+    ["WEIGHT", "1", "LIMIT", "3", "WEIGHT", "1"], ["WEIGHT", "18446744073709551617", "LIMIT", "3"],
+    ["MAXLINE", "1"], ["MAXLINE", "0", "WAIT", "50"], ["MAXLINE", "1000000", "WAIT", "0"],
+    ["WAIT", "50", "MAXLINE", "1000001"], ["WAIT", "50", "MAXLINE"], ["MAXLINE", "-1", "WAIT", "0"],
+    ["WAIT", "0", "MAXLINE", "2", "MAXLINE", "2"],
+    ["MAXHOLD", "0"], ["MAXHOLD", "999"], ["MAXHOLD", "1000"], ["MAXHOLD", "1000000000000000000"],
+    ["MAXHOLD", "31536000000"], ["MAXHOLD", "31536000001"], ["MAXHOLD"], ["MAXHOLD", "1e9"],
+    ["MAXHOLD", "5000", "MAXHOLD", "5000"], ["MAXHOLD", "18446744073709552616"],
+    ["TAG", ""], ["TAG", "a\nb"], ["TAG", "t" * 65], ["TAG", "\x7f"], ["TAG", "é"], ["TAG"],
+    ["TAG", "ALSO"], ["TAG", "aLsO"], ["TAG", "a", "TAG", "a"], ["TAG", "ALSO", "ALSO", "1", "v"],
+    ["TAG", " "], ["TAG", "~"],
+]
 
 
 class Generator:
@@ -20,6 +45,18 @@ class Generator:
         self.linger = rng.choice([0.0, 0.1, 0.5])
         self.session = rng.choice([0.0, 0.15, 0.5])
         self.strangers = rng.choice([0, 1, 1, 4])
+        self.notify = rng.choice([0.0, 0.2, 0.5, 0.95])
+        self.weight = rng.choice([0.0, 0.5, 0.9])
+        self.max_hold = rng.choice([0.0, 0.1, 0.5])
+        self.max_line = rng.choice([0.0, 0.2, 0.7])
+        self.tag = rng.choice([0.0, 0.3])
+        # How often each channel is taken; most are subscribed to.
+        self.channels = rng.choice([(6, 2, 1, 2), (1, 0, 0, 0), (3, 3, 3, 3)])
+        self.setting = None
+        if self.chance(0.1):
+            self.setting = rng.choice([("max-queued", rng.choice([1, 2, 4])),
+                                       ("max-waiters", rng.choice([1, 2])),
+                                       ("max-waiters-per-user", rng.choice([1, 3]))])
         self.leases = rng.choice([[20, 60, 200], [100, 400, 2000], [1000, 10000, 60000],
                                   [20, 300, 60000]])
         self.waits = rng.choice([[20, 60, 200], [100, 400, 2000], [5000, 20000]])
@@ -47,6 +84,9 @@ class Generator:
         return str(self.rng.choice(choices) + self.rng.randrange(1, 20))
 
     def next(self, model):
+        if self.setting is not None:
+            setting, self.setting = self.setting, None
+            return ("config", *setting)
         free = [n for n in range(CONNECTIONS) if not model.is_blocked(n)]
         rng = self.rng
         if not free:
@@ -57,14 +97,18 @@ class Generator:
         db = model.db_of[number]
         kind = rng.choices(
             ["acquire", "release", "touch", "fence", "advance", "close", "unblock", "stranger",
-             "multi", "eval", "mistake"],
-            [45, 14, 5, 6, 14, 2.5, 2, 5 * self.strangers, 2, 2, 1])[0]
+             "multi", "eval", "mistake", "subscribe"],
+            [45, 14, 5, 6, 14, 2.5, 2, 5 * self.strangers, 2, 2, 1.5, 1.5 * (self.notify > 0)])[0]
         if kind == "advance":
             return ("advance", self.time(model))
         if kind == "close":
             return ("close", rng.randrange(CONNECTIONS))
         if kind == "unblock":
             return ("unblock", rng.randrange(CONNECTIONS), rng.choice(["TIMEOUT", "ERROR"]))
+        if kind == "subscribe":
+            # The first two are subscribed to more often than not.
+            channel = rng.choice(CHANNELS)
+            return ("subscribe", channel, self.chance(0.8 if channel in CHANNELS[:2] else 0.3))
         if kind == "multi":
             return ("multi", number,
                     [self.command(db) for _ in range(rng.choice([1, 1, 2, 2, 3]))])
@@ -93,24 +137,45 @@ class Generator:
     def acquire(self, db):
         rng = self.rng
         name = self.name(db)
-        options = [["PX", self.milliseconds(self.leases)]]
+        owner = self.owner()
+        lease = rng.choice(self.leases) + rng.randrange(1, 20)
+        options = [["PX", str(lease)]]
         if self.chance(0.05):
-            options = [["EX", str(rng.randrange(1, 5))]]
-        if self.chance(self.wait):
+            seconds = rng.randrange(1, 5)
+            lease = seconds * 1000
+            options = [["EX", str(seconds)]]
+        waits = self.chance(self.wait)
+        if waits:
             options.append(["WAIT", self.milliseconds(self.waits)])
         elif self.chance(0.1):
             options.append(["WAIT", "0"])
+        if waits and self.chance(self.max_line):
+            options.append(["MAXLINE", str(rng.choice([1, 1, 2, 3]))])
         mode = rng.choices(["", "SHARED", "LIMIT"], self.modes)[0]
         if mode == "SHARED":
             options.append(["SHARED"])
         if mode == "LIMIT":
-            options.append(["LIMIT", str(rng.choice([1, 1, 2, 2, 3, 5]))])
+            weighs = self.chance(self.weight)
+            limit = rng.choice([1, 2, 3, 4, 5, 5] if weighs else [1, 1, 2, 2, 3, 5])
+            options.append(["LIMIT", str(limit)])
+            if weighs:
+                # Mostly the same for the same owner, which has to ask again with its weight.
+                usual = min(limit, 1 + self.owners.index(owner) % 3)
+                options.append(["WEIGHT", str(usual if self.chance(0.7)
+                                              else rng.randrange(1, limit + 1))])
         elif self.chance(0.15):
             options.append(["REENTRANT"])
         if self.chance(self.session):
             options.append(["SESSION"])
         if self.chance(self.linger):
             options.append(["LINGER", self.milliseconds([10, 100, 500])])
+        if self.chance(self.max_hold):
+            options.append(["MAXHOLD", str(lease + rng.choice([0, 0, 1, 30, 300, 5000]))])
+        if self.chance(self.tag):
+            options.append(["TAG", rng.choice(TAGS)])
+        if self.chance(self.notify):
+            channel = rng.choices(CHANNELS, self.channels)[0]
+            options.append(["NOTIFY", channel, owner + rng.choice(["1", "1", "1", "2"])])
         if self.chance(0.06):
             base = rng.choice(["last", "last", "wall", "half", "start"])
             options.append(["FLOOR", ("floor", base, rng.choice([-1, 0, 1, 2, 1000]))])
@@ -118,7 +183,7 @@ class Generator:
             others = self.others(db, name)
             options.append(["ALSO", str(len(others)), *others])
         rng.shuffle(options)
-        return ("LOCK.ACQUIRE", name, self.owner(), *[part for option in options for part in option])
+        return ("LOCK.ACQUIRE", name, owner, *[part for option in options for part in option])
 
     def release(self, db):
         name = self.name(db)
@@ -193,13 +258,16 @@ class Generator:
     def mistake(self, db):
         """A request with something wrong in it (or by chance not)."""
         rng = self.rng
+        if self.chance(0.5):
+            return ("LOCK.ACQUIRE", self.name(db), self.owner(), "PX", "1000", *rng.choice(DETAILS))
         args = list(rng.choice([self.acquire, self.release, self.touch])(db))
         fault = rng.randrange(6)
         place = rng.randrange(3, len(args) + 1)
         if fault == 0 and len(args) > 3:
             del args[rng.randrange(3, len(args))]
         elif fault == 1:
-            args.insert(place, rng.choice(["WAIT", "SHARED", "LIMIT", "PX", "ALSO", "BOGUS", "0"]))
+            args.insert(place, rng.choice(["WAIT", "SHARED", "LIMIT", "PX", "ALSO", "BOGUS", "0",
+                                           "NOTIFY", "TAG", "WEIGHT"]))
         elif fault == 2:
             args += rng.choice([["WAIT", "-1"], ["PX", "01"], ["LIMIT", "0"], ["LINGER", "-0"],
                                 ["FLOOR", "0"], ["FLOOR", str(spec.MAX_TOKEN + 1)]])
@@ -208,5 +276,6 @@ class Generator:
         elif fault == 4:
             args += ["ALSO", "1", args[1]]
         else:
-            args += rng.choice([["SHARED", "LIMIT", "2"], ["EX", "1"], ["REENTRANT", "LIMIT", "1"]])
+            args += rng.choice([["SHARED", "LIMIT", "2"], ["EX", "1"], ["REENTRANT", "LIMIT", "1"],
+                                ["WEIGHT", "1"], ["MAXLINE", "1"], ["MAXHOLD", "1"]])
         return tuple(args)

@@ -11,6 +11,7 @@ notices that the behaviour changes, not that it is wrong; it should get a senten
     model.command(connection, args)     a command's reply, or BLOCKED; then
     model.settle()                      hand over what is free
     model.replies                       [(connection, reply)] of calls that waited and have ended
+    model.messages                      [Message] that somebody receives
     model.advance(wall_us)              the time goes on to there; no moment() lies in between
     model.info(key)                     what LOCK.INFO shows
 
@@ -25,6 +26,22 @@ MAX_LIMIT = 100000
 MAX_ALSO = 64
 MAX_OWNER = 256
 MAX_TOKEN = 2**53 - 1
+MAX_LINE = 1000000
+MAX_HOLD_MS = 31536000000
+MAX_TAG = 64
+MAX_CHANNEL = 256
+MAX_ID = 64
+MAX_WAITERS = 5000
+MAX_QUEUED = 100000
+
+# The texts that docs/commands.md gives in full.
+SUPERSEDED = "UNBLOCKED replaced by a newer call of the same owner"
+RELEASED = "UNBLOCKED cancelled by a LOCK.RELEASE of the same owner"
+CLOSED = "UNBLOCKED the connection of this call closed"
+
+# How many words follow an option.
+WORDS_AFTER = {"PX": 1, "EX": 1, "WAIT": 1, "MAXLINE": 1, "LIMIT": 1, "WEIGHT": 1, "LINGER": 1,
+               "MAXHOLD": 1, "TAG": 1, "NOTIFY": 2, "FLOOR": 1}
 
 BLOCKED = object()  # in place of a reply: the caller waits
 
@@ -44,13 +61,41 @@ MUTATIONS = {
     "floor-bound": "a floor is an error if it is above all three",
     "deadlock-queue": "waits for who stands before it in this line",
     "deadlock-limit": "between two LIMIT requests there is no edge",
-    "deadlock-limit-1": "a request with LIMIT 1 waits for every LIMIT holder",
+    "deadlock-limit-1": "a request whose weight is its n waits for every LIMIT holder",
+    "deadlock-weight": "a request whose weight is its n, not only LIMIT 1",
     "takes-over": "the newer call takes over the place",
     "release-leaves": "a release ends this owner's wait",
     "arrival": "waiters are served in order of arrival over all locks",
     "place-in-every-line": "keeps its place in every line",
     "plain-owner": "a string key counts as a lock held by its value",
     "touch-from-now": "sets the lease to end that long from now",
+    "weight": "the hold counts as w of the n",
+    "weight-ahead": "the weights of the LIMIT requests that wait before it count",
+    "weight-again": "another weight is an error",
+    "line-full": "does not join a line in which n or more wait already",
+    "line-full-own": "waits of the same owner that the call would replace are not counted",
+    "line-full-place": "a call that only takes over its owner's place is never refused",
+    "max-hold": "ends at most that long after its first grant",
+    "max-hold-touch": "a TOUCH that would reach beyond the cap is cut to it",
+    "max-hold-shorter": "the cap may become shorter, never longer",
+    "max-hold-upgrade": "upgrade keeps the cap, and the time of the first grant",
+    "tag-stays": "asking again leaves the tag as it is",
+    "in-line": "the call never blocks, also inside MULTI, scripts and functions",
+    "received": "if nobody received the message, nothing is written",
+    "first-key": "the others once, with the first key",
+    "timeout-told": "id timeout <key>",
+    "lost-told": "the hold ended without a release: expired",
+    "lost-forced": "the hold ended without a release: forced",
+    "lost-session": "the hold ended without a release: session",
+    "release-told": "a token that the call returns is not published, nor is a release",
+    "wait-stays": "the wait belongs to the owner, not to the connection",
+    "wait-ends": "with SESSION wait and hold end with the connection",
+    "same-id": "with the same channel and id nothing is published for the older call",
+    "channel-stays": "an ACQUIRE without NOTIFY leaves the channel bound to the hold",
+    "channel-moves": "one with NOTIFY moves it",
+    "counts-once": "where channel and id are bound already, REENTRANT does not count one more",
+    "places": "one queue entry for each key of each wait",
+    "the-word-also": "the word ALSO is no tag, channel or id",
 }
 
 
@@ -62,6 +107,20 @@ class Error:
 
     def __repr__(self):
         return "-" + " or ".join(self.codes)
+
+
+class Message:
+    """What is published. `text` is all of it or, if `begins`, how it begins; `other` is another
+    text that would also be right."""
+
+    def __init__(self, channel, text, begins=False, other=None):
+        self.channel = channel
+        self.text = text
+        self.begins = begins
+        self.other = other
+
+    def __repr__(self):
+        return f"{self.channel}: {self.text}" + (" …" if self.begins else "")
 
 
 class Unclear(Exception):
@@ -76,14 +135,19 @@ class Failed(Exception):
 class Hold:
     """One owner's hold on one lock. Times in milliseconds."""
 
-    def __init__(self, owner, token, end, linger, count, session, granted):
+    def __init__(self, owner, token, end, linger, count, session, granted, weight=1, cap=None,
+                 tag=None, notify=None):
         self.owner = owner
         self.token = token
         self.end = end  # of the lease: "live while now is not later than the end of its lease"
         self.linger = linger
         self.count = count
         self.session = session  # a connection, or None
-        self.granted = granted
+        self.granted = granted  # for the first time
+        self.weight = weight
+        self.cap = cap  # of MAXHOLD: the last moment at which the lease can end, or None
+        self.tag = tag
+        self.notify = notify  # (channel, id), or None
         self.ended = False  # with its session; then `end` is when that was
 
     def until(self):
@@ -128,15 +192,35 @@ class Request:
         self.session = False
         self.linger = 0
         self.floor = 0
+        self.weight = 1
+        self.max_line = None
+        self.max_hold = None
+        self.tag = None
+        self.notify = None  # (channel, id)
         # While it waits:
         self.arrival = None
         self.since = None
         self.deadline = None
 
+    def blocks_client(self):
+        return self.notify is None
+
+    def bound_to(self):
+        """The connection with which the wait ends, or None. "The wait belongs to the owner, not to
+        the connection"; "With SESSION wait and hold end with the connection"."""
+        return self.connection if self.blocks_client() or self.session else None
+
 
 def compatible(a, b):
     """Modes alone: whether a limit has room for both is another question."""
     return a == b and a != EXCLUSIVE
+
+
+def printable(text, most, lowest):
+    """"1 to 64 printable ASCII bytes"; `lowest` is the space, or what comes after it."""
+    data = text.encode()
+    if not 1 <= len(data) <= most or any(not lowest <= byte <= 0x7e for byte in data):
+        raise Failed("ERR")
 
 
 def integer(text, low, high):
@@ -158,6 +242,13 @@ class Model:
         self.waiting = []  # [Request], in order of arrival
         self.arrivals = 0
         self.replies = []
+        self.messages = []
+        self.subscribed = lambda channel: False  # whether anybody receives what is published to it
+        self.undelivered = 0
+        self.rejected_line_full = 0
+        self.max_waiters = MAX_WAITERS
+        self.max_queued = MAX_QUEUED
+        self.max_waiters_per_user = 0
         self.db_of = {}  # connection -> db
         self.margin_us = margin_ms * 1000
         self.start_us = wall_us
@@ -213,7 +304,7 @@ class Model:
             if request.deadline <= self.now:  # SEEN: in the millisecond of its end, not after it
                 # "A waiter leaves at its time-out (null)"
                 self.leave(request)
-                self.replies.append((request.connection, None))
+                self.answer(request, None)
         self.clean()
         self.settle()
 
@@ -225,19 +316,68 @@ class Model:
         """Drops what nobody can see any more: "The key exists only while held or lingers"."""
         for key, entry in list(self.entries.items()):
             if isinstance(entry, Lock):
+                for hold in entry.holds:
+                    # "comes within milliseconds of the end of the lease, with LINGER too, and also
+                    # when nobody waits"
+                    if not self.live(hold) and self.rule("lost-told"):
+                        self.lose(key, hold, "expired")
                 entry.holds = [hold for hold in entry.holds if self.blocks(hold)]
                 if not entry.holds:
                     del self.entries[key]
             elif entry.end is not None and self.now > entry.end:
                 del self.entries[key]
 
+    # --- Messages -----------------------------------------------------------------------------
+
+    def publish(self, notify, text, begins=False, other=None):
+        """Whether somebody received it."""
+        channel, name = notify
+        if not self.subscribed(channel):
+            return False
+        if other is not None:
+            other = f"{name} {other}"
+        self.messages.append(Message(channel, f"{name} {text}", begins, other))
+        return True
+
+    def answer(self, request, reply, text=None):
+        """The end of a wait without the lock: null or an error; `text` is that of the error, where
+        the page gives it."""
+        if request.blocks_client():
+            self.replies.append((request.connection, reply))
+        elif reply is None:
+            if self.rule("timeout-told"):
+                self.publish(request.notify, f"timeout {self.first_key(request)}")
+        elif text is not None:
+            self.publish(request.notify, f"error {text}")
+        else:
+            self.publish(request.notify, f"error {reply.codes[0]} ", begins=True)
+
+    def first_key(self, request):
+        """"the others once, with the first key"."""
+        return request.keys[0 if self.rule("first-key") else -1][1]
+
+    def lose(self, key, hold, reason):
+        """"id lost <token> <reason> <key>: the hold ended without a release"."""
+        if hold.notify is not None:
+            # SEEN: a key that goes in the last millisecond of the lease may count as expired.
+            other = f"lost {hold.token} expired {key[1]}" if hold.end == self.now else None
+            self.publish(hold.notify, f"lost {hold.token} {reason} {key[1]}", other=other)
+            hold.notify = None
+
+    def remove(self, key, reason="forced"):
+        """A stranger takes the key away."""
+        entry = self.entries.pop(key)
+        if isinstance(entry, Lock):
+            for hold in entry.holds:
+                if self.rule("lost-forced"):
+                    self.lose(key, hold, reason)
+
     # --- Tokens -------------------------------------------------------------------------------
 
     def new_token(self, floor):
         # "A new one is larger than every token this lock was held under before"; "A new token is at
         # least this one". Over all, from docs/guarantees.md: max(last token + 1, wall clock in µs).
-        self.last_token = max(self.last_token + 1, self.now_us, floor)
-        return self.last_token
+        return max(self.last_token + 1, self.now_us, floor)
 
     def floor_allowed(self, floor):
         # "A floor is an error if it is above all three of these": the server's own token clock, its
@@ -280,12 +420,18 @@ class Model:
         if self.passes_somebody(request, key, ahead):
             return False
         if request.mode == LIMIT:
-            # "It fits if the holders, the waiters before it and itself together are at most the
-            # smallest n among those waiters and itself"
+            # "The request fits if the weights of the holders (lingering ones too), of the LIMIT
+            # requests that wait before it and its own together are at most the smallest n among
+            # those requests and itself"
             smallest = min([request.n] + [waiter.n for waiter in ahead])
             if not self.rule("smallest-n"):
                 smallest = request.n
-            return len(others) + len(ahead) + 1 <= smallest
+            weights = [hold.weight for hold in others] + [request.weight]
+            if self.rule("weight-ahead"):
+                weights += [waiter.weight for waiter in ahead]
+            else:
+                weights += [1] * len(ahead)
+            return (sum(weights) if self.rule("weight") else len(weights)) <= smallest
         return True
 
     def passes_somebody(self, request, key, ahead):
@@ -297,8 +443,10 @@ class Model:
         for waiter in ahead:
             if not compatible(waiter.mode, request.mode):
                 return True
-            # "but passes nobody whom the lingering hold keeps waiting"
-            if lingers and not compatible(entry.mode, waiter.mode):
+            # "but passes nobody whom the lingering hold keeps waiting": because of its mode, or
+            # because of its weight
+            if lingers and (not compatible(entry.mode, waiter.mode)
+                            or not self.fits(waiter, key, self.ahead(waiter, key))):
                 return True
         return False
 
@@ -348,14 +496,17 @@ class Model:
             for mode in modes:
                 if mode != request.mode and (mode, request.mode) != (EXCLUSIVE, SHARED):
                     raise Failed("ERR")
+            # "Asking again needs the weight of the hold, and without WEIGHT means 1"
+            if self.rule("weight-again") and any(h.weight != request.weight for h in held):
+                raise Failed("ERR")
             return "again"
 
         for key in request.keys:
             ahead = self.ahead(request, key)
             if not self.fits(request, key, ahead):
                 return "busy"
-            # "While a line has such work left, a newcomer joins its end, and one that does not wait
-            # is answered null": inside a transaction, between a release and the hand-over.
+            # "While a line has such work left, a new request joins its end, and one without WAIT
+            # gets null": inside a transaction, between a release and the hand-over.
             if request not in self.waiting:
                 for waiter in ahead:
                     if self.its_turn(waiter):
@@ -373,9 +524,9 @@ class Model:
         broken = any(isinstance(self.entries.get(key), Other) for key in waiter.keys)
         if not holds and not broken:
             return fits
-        # "If a stranger's command makes the owner a holder of a lock that it waits for, the waiter
+        # "If another client's command makes the owner a holder of a lock it waits for, the waiter
         # is answered when its turn comes, as if it asked then: with its token, a new one or an
-        # error. So too if the key is no lock any more"
+        # error. The same applies if the key is no longer a lock"
         try:
             self.decide(waiter)
         except Failed:
@@ -399,49 +550,73 @@ class Model:
         place = line.index(request) if request in line else self.upgrade_place(key)
         return "busy" if others or place > 0 else "grant"
 
-    def carry_out(self, request, verdict, connection):
-        """Writes the hold; the token."""
+    def carry_out(self, request, verdict, connection, published=False):
+        """Writes the hold; the token. If `published`, tells it first, and writes nothing if nobody
+        received it: then None."""
         session = connection if request.session else None
-        end = self.now + request.lease
+        holds = [self.live_hold(key, request.owner) for key in request.keys]
         if verdict == "again":
-            token = None
-            for key in request.keys:
-                lock = self.entries[key]
-                hold = self.live_hold(key, request.owner)
-                downgrade = lock.mode == EXCLUSIVE and request.mode == SHARED
-                lock.mode = request.mode
-                # "Lease, linger and session binding become what the new call says."
-                hold.end = end
-                hold.linger = request.linger
-                if session is not None or self.rule("binding-ends"):
-                    hold.session = session
-                if request.reentrant:
-                    hold.count += 1  # "Each call of the owner counts one hold more"
-                if hold.token < request.floor:
-                    # "keeps its token if it is at least this, else its token becomes exactly this"
-                    hold.token = request.floor + (0 if self.rule("floor-exact") else 1)
-                    self.last_token = max(self.last_token, hold.token)
-                elif not self.rule("same-token") or (
-                        downgrade and not self.rule("downgrade-keeps")):
-                    hold.token = self.new_token(0)
-                token = hold.token
-            return token
+            token = holds[0].token
+            downgrade = request.mode == SHARED and self.entries[request.keys[0]].mode == EXCLUSIVE
+            if token < request.floor:
+                # "keeps its token if it is at least this, else its token becomes exactly this"
+                token = request.floor + (0 if self.rule("floor-exact") else 1)
+            elif not self.rule("same-token") or (downgrade and not self.rule("downgrade-keeps")):
+                token = self.last_token + 1
+        else:
+            token = self.new_token(request.floor)
+        if published:
+            # "After all checks a grant is first published, then written. If nobody received the
+            # message, nothing is written: the wait ends in all its lines, those behind it move up"
+            told = self.publish(request.notify, f"granted {token} {self.first_key(request)}")
+            if not told and self.rule("received"):
+                self.undelivered += 1
+                return None  # SEEN: the next grant may get the token that nobody was told of
+        self.last_token = max(self.last_token, token)
 
-        token = self.new_token(request.floor)
-        for key in request.keys:
-            count = 1
-            hold = self.live_hold(key, request.owner)
-            if hold is not None:
-                # "Upgrade and downgrade keep it": the count.
-                count = hold.count + (1 if request.reentrant else 0)
+        for key, hold in zip(request.keys, holds):
+            if hold is None:
+                # "a new hold without the cap, tag and channel of the old one"
+                hold = Hold(request.owner, token, None, 0, 0, None, self.now, request.weight)
+                count = 1
+            else:
+                # "Each call of the owner adds one to the count of its hold"; "Asking again without
+                # REENTRANT leaves the count as it is. Upgrade and downgrade keep it."; "Where that channel
+                # and id are bound to the hold already, REENTRANT does not count one more."
+                again = request.notify is not None and request.notify == hold.notify
+                again = again and self.rule("counts-once")
+                count = hold.count + (1 if request.reentrant and not again else 0)
+                if verdict != "again" and not self.rule("max-hold-upgrade"):
+                    hold.granted, hold.cap = self.now, None
             entry = self.entries.get(key)
             if not isinstance(entry, Lock):
                 entry = self.entries[key] = Lock(request.mode)
             entry.mode = request.mode
             # "An owner has at most one hold on a lock."
             entry.holds = [h for h in entry.holds if h.owner != request.owner and self.blocks(h)]
-            entry.holds.append(
-                Hold(request.owner, token, end, request.linger, count, session, self.now))
+            entry.holds.append(hold)
+            hold.token = token
+            hold.count = count
+            # "Lease, linger and session binding become what the new call says"
+            hold.linger = request.linger
+            if session is not None or self.rule("binding-ends"):
+                hold.session = session
+            if request.tag is not None or not self.rule("tag-stays"):
+                hold.tag = request.tag  # "leaves the tag as it is, or with TAG replaces it"
+            if request.notify is None:
+                # "leaves the channel bound to the hold; one with NOTIFY moves it"
+                hold.notify = hold.notify if self.rule("channel-stays") else None
+            elif hold.notify is None or self.rule("channel-moves"):
+                hold.notify = request.notify
+            if request.max_hold is not None:
+                # "becomes the earlier of the old cap and the first grant plus ms"
+                cap = hold.granted + request.max_hold
+                if hold.cap is None or cap < hold.cap or not self.rule("max-hold-shorter"):
+                    hold.cap = cap
+            hold.end = self.now + request.lease
+            if hold.cap is not None and self.rule("max-hold"):
+                # "If that is in the past, the lease ends now"
+                hold.end = max(self.now, min(hold.end, hold.cap))
         return token
 
     # --- Waiting --------------------------------------------------------------------------------
@@ -472,13 +647,15 @@ class Model:
                     if verdict == "busy":
                         continue
                     self.leave(request)
-                    reply = self.carry_out(request, verdict, request.connection)
+                    told = not request.blocks_client()
+                    token = self.carry_out(request, verdict, request.connection, published=told)
+                    if request.blocks_client():
+                        self.replies.append((request.connection, token))
                 except Failed as failed:
                     # "the waiter is answered when its turn comes, as if it asked then: with its
-                    # token, a new one or an error. So too if the key is no lock any more"
+                    # token, a new one or an error. The same applies if the key is no longer a lock"
                     self.leave(request)
-                    reply = failed.error
-                self.replies.append((request.connection, reply))
+                    self.answer(request, failed.error)
                 changed = True
 
     def wait(self, request):
@@ -486,6 +663,12 @@ class Model:
         # WAIT and is granted. The page says so of refused ones and of those without WAIT only.
         older = self.overlapping(request)
         same = [w for w in older if set(w.keys) == set(request.keys) and w.mode == request.mode]
+        # "a line that is too long for MAXLINE (null), then WAITLIMIT, then DEADLOCK"
+        if self.line_is_full(request, older, same):
+            self.rejected_line_full += 1
+            return None
+        if self.too_many_wait(request, older):
+            raise Failed("WAITLIMIT")
         if self.closes_cycle(request, older, same):
             raise Failed("DEADLOCK")
 
@@ -495,19 +678,19 @@ class Model:
         request.arrival = (self.arrivals, 0)
         if same and self.rule("takes-over"):
             # "The same owner waiting twice for the same locks in the same mode: the newer call
-            # takes over the place, the older is answered -UNBLOCKED."
+            # takes over the place in the line, and the older one gets -UNBLOCKED."
             taken = same[0]
             request.arrival = taken.arrival
             self.waiting[self.waiting.index(taken)] = request
             for key in taken.keys:
                 line = self.lines[key]
                 line[line.index(taken)] = request
-            self.replies.append((taken.connection, Error("UNBLOCKED")))
-            return
+            self.supersede(taken, request)
+            return self.in_line(request)
         for waiter in older:
-            # "the older is answered so too, and the newer goes to the end of the line"
+            # "the older one gets -UNBLOCKED too, but the newer one goes to the end of the line"
             self.leave(waiter)
-            self.replies.append((waiter.connection, Error("UNBLOCKED")))
+            self.supersede(waiter, request)
         self.waiting.append(request)
         keys = request.keys if self.rule("place-in-every-line") else request.keys[:1]
         for key in keys:
@@ -522,6 +705,40 @@ class Model:
             self.lines.setdefault(key, []).insert(place, request)
         for key in request.keys:
             self.lines.setdefault(key, [])
+        return self.in_line(request)
+
+    def in_line(self, request):
+        """"With WAIT, where it would have to wait, it answers 0"."""
+        return BLOCKED if request.blocks_client() else 0
+
+    def supersede(self, older, newer):
+        # "With the same channel and id nothing is published for the older call"
+        if older.notify is None or older.notify != newer.notify or not self.rule("same-id"):
+            self.answer(older, Error("UNBLOCKED"), SUPERSEDED)
+
+    def line_is_full(self, request, replaced, same):
+        """"the call does not join a line in which n or more wait already"; "With ALSO, one line
+        that is too long is enough"."""
+        if request.max_line is None or not self.rule("line-full"):
+            return False
+        if same and self.rule("line-full-place"):
+            return False  # "a call that only takes over its owner's place is never refused"
+        if not self.rule("line-full-own"):
+            replaced = []
+        return any(len([w for w in self.lines.get(key, []) if w not in replaced])
+                   >= request.max_line for key in request.keys)
+
+    def too_many_wait(self, request, replaced):
+        """"Waits that the call would replace do not count"."""
+        others = [waiter for waiter in self.waiting if waiter not in replaced]
+        # "waits of both kinds"; here all belong to one user
+        if 0 < self.max_waiters_per_user <= len(others):
+            return True
+        if request.blocks_client():
+            return len([w for w in others if w.blocks_client()]) + 1 > self.max_waiters
+        # "queue entries, one for each key of each wait"
+        places = [len(w.keys) for w in [*others, request] if not w.blocks_client()]
+        return (sum(places) if self.rule("places") else len(places)) > self.max_queued
 
     def overlapping(self, request):
         """Waiting calls of the same owner for some of the same locks."""
@@ -542,8 +759,11 @@ class Model:
             for hold in entry.holds:
                 if not self.live(hold):
                     continue  # "Nobody waits for an owner whose hold only lingers"
-                one = entry.mode == LIMIT and request.mode == LIMIT and request.n == 1
-                # "a request with LIMIT 1 waits for every LIMIT holder"
+                # "a request whose weight is its n (LIMIT 1, or LIMIT 3 WEIGHT 3) waits for every
+                # LIMIT holder"
+                one = (entry.mode == LIMIT and request.mode == LIMIT
+                       and request.weight == request.n
+                       and (request.n == 1 or self.rule("deadlock-weight")))
                 if (not compatible(entry.mode, request.mode)
                         or (one and self.rule("deadlock-limit-1"))
                         or (entry.mode == LIMIT and not self.rule("deadlock-limit"))):
@@ -590,19 +810,28 @@ class Model:
         self.db_of[connection] = db
 
     def is_blocked(self, connection):
-        return any(waiter.connection == connection for waiter in self.waiting)
+        return any(waiter.blocks_client() and waiter.connection == connection
+                   for waiter in self.waiting)
 
     def close(self, connection):
         """"A waiter leaves when its connection closes"; "The hold also ends when the connection
         that acquired it closes, at once and whatever its count"."""
         for waiter in list(self.waiting):
-            if waiter.connection == connection:
+            bound = waiter.bound_to()
+            if not waiter.blocks_client() and not self.rule(
+                    "wait-ends" if waiter.session else "wait-stays"):
+                bound = None if waiter.session else waiter.connection
+            if bound == connection:
                 self.leave(waiter)
+                if not waiter.blocks_client():
+                    self.answer(waiter, Error("UNBLOCKED"), CLOSED)
         if self.rule("session-ends"):
-            for entry in self.entries.values():
+            for key, entry in self.entries.items():
                 for hold in entry.holds if isinstance(entry, Lock) else []:
                     if hold.session == connection:
                         if self.live(hold):
+                            if self.rule("lost-session"):
+                                self.lose(key, hold, "session")
                             # "If the hold ends without a release (its session closed), the lock
                             # stays closed for that many milliseconds more"
                             hold.ended = True
@@ -613,9 +842,10 @@ class Model:
         self.settle()
 
     def unblock(self, connection, how):
-        """CLIENT UNBLOCK: "TIMEOUT (null) or ERROR (-UNBLOCKED)"."""
+        """CLIENT UNBLOCK: "TIMEOUT (null) or ERROR (-UNBLOCKED)"; with NOTIFY "CLIENT UNBLOCK does
+        not end it"."""
         for waiter in list(self.waiting):
-            if waiter.connection == connection:
+            if waiter.blocks_client() and waiter.connection == connection:
                 self.leave(waiter)
                 self.replies.append(
                     (connection, None if how == "TIMEOUT" else Error("UNBLOCKED")))
@@ -657,6 +887,11 @@ class Model:
         if len(set(keys)) != len(keys):
             raise Failed("ERR")  # "Naming a key twice is an error."
 
+    def check_word(self, *words):
+        # "The word ALSO, in whatever case, is no tag, channel or id: it is an error there"
+        if "ALSO" in [word.upper() for word in words] and self.rule("the-word-also"):
+            raise Failed("ERR")
+
     def parse_acquire(self, connection, db, args):
         if len(args) < 2:
             raise Failed("ERR")
@@ -671,7 +906,7 @@ class Model:
             if option in seen:
                 raise Failed("ERR")  # "an option that is repeated is an error"
             seen.add(option)
-            if option in ("PX", "EX", "WAIT", "LIMIT", "LINGER", "FLOOR") and not args:
+            if len(args) < WORDS_AFTER.get(option, 0):
                 raise Failed("ERR")
             if option == "PX":
                 request.lease = integer(args.pop(0), 1, MAX_LEASE_MS)
@@ -692,6 +927,22 @@ class Model:
                 request.linger = integer(args.pop(0), 0, MAX_LEASE_MS)
             elif option == "FLOOR":
                 request.floor = integer(args.pop(0), 1, MAX_TOKEN)
+            elif option == "MAXLINE":
+                request.max_line = integer(args.pop(0), 1, MAX_LINE)
+            elif option == "WEIGHT":
+                request.weight = integer(args.pop(0), 1, MAX_LIMIT)
+            elif option == "MAXHOLD":
+                request.max_hold = integer(args.pop(0), 1, MAX_HOLD_MS)
+            elif option == "TAG":
+                request.tag = args.pop(0)
+                printable(request.tag, MAX_TAG, 0x20)
+                self.check_word(request.tag)
+            elif option == "NOTIFY":
+                request.notify = (args.pop(0), args.pop(0))
+                if not 1 <= len(request.notify[0].encode()) <= MAX_CHANNEL:
+                    raise Failed("ERR")
+                printable(request.notify[1], MAX_ID, 0x21)
+                self.check_word(*request.notify)
             elif option == "ALSO":
                 request.keys += self.also(db, args)
             else:
@@ -700,6 +951,14 @@ class Model:
             raise Failed("ERR")
         if "LIMIT" in seen and {"SHARED", "REENTRANT"} & seen:
             raise Failed("ERR")
+        # "MAXLINE requires WAIT, and WEIGHT requires LIMIT (an error otherwise)"; "1 to n"
+        if "MAXLINE" in seen and "WAIT" not in seen:
+            raise Failed("ERR")
+        if "WEIGHT" in seen and (request.mode != LIMIT or request.weight > request.n):
+            raise Failed("ERR")
+        # "the lease to 31536000000"
+        if request.max_hold is not None and request.max_hold < request.lease:
+            raise Failed("ERR")
         self.check_distinct(request.keys)
         return request
 
@@ -707,14 +966,14 @@ class Model:
         request = self.parse_acquire(connection, db, args)
         if request.session and self.no_connection:
             raise Failed("ERR")  # "Inside scripts and functions, and after THEN, SESSION is an error"
-        # "Inside MULTI, scripts and functions, and after THEN, a wait is one try."
+        # "Inside MULTI, scripts and functions, and after THEN, a wait is a single attempt", but for
+        # NOTIFY
         waits = request.wait > 0 and not self.one_try
+        if request.notify is not None and self.rule("in-line"):
+            waits = request.wait > 0
         verdict = self.decide(request)
         if verdict == "busy":
-            if not waits:
-                return None
-            self.wait(request)
-            return BLOCKED
+            return self.wait(request) if waits else None
         return self.carry_out(request, verdict, connection)
 
     def parse_named(self, db, args, lease):
@@ -762,11 +1021,13 @@ class Model:
             elif isinstance(self.entries.get(key), Lock):
                 # "a linger ends with this call"
                 lock = self.entries[key]
+                if hold is not None and not self.rule("release-told"):
+                    self.lose(key, hold, "forced")
                 lock.holds = [h for h in lock.holds if h.owner != owner]
         for waiter in waits:
             # "The call that waits is answered -UNBLOCKED. A wait with ALSO ends in all its lines"
             self.leave(waiter)
-            self.replies.append((waiter.connection, Error("UNBLOCKED")))
+            self.answer(waiter, Error("UNBLOCKED"), RELEASED)
         self.clean()
         return released
 
@@ -778,6 +1039,9 @@ class Model:
             if hold is not None:
                 # "Sets the lease to end that long from now, which may be earlier than before."
                 end = self.now + lease
+                if hold.cap is not None and self.rule("max-hold-touch"):
+                    # "but at most at the cap of MAXHOLD", which may be just over
+                    end = max(self.now, min(end, hold.cap))
                 hold.end = end if self.rule("touch-from-now") else max(hold.end, end)
                 touched += 1
             elif self.is_plain_of(key, owner):
@@ -823,6 +1087,8 @@ class Model:
         if "NX" in options and key in self.entries:
             return None
         end = self.now + int(args[2 + options.index("PX") + 1]) if "PX" in options else None
+        if key in self.entries:
+            self.remove(key)
         self.entries[key] = Plain(args[1], end)
         return b"OK"
 
@@ -858,7 +1124,7 @@ class Model:
         """"DEL is an operator's forced release." """
         found = [key for key in {(db, name) for name in args} if key in self.entries]
         for key in found:
-            del self.entries[key]
+            self.remove(key)
         return len(found)
 
     do_unlink = do_del
@@ -870,7 +1136,7 @@ class Model:
         if entry is None:
             return 0
         if int(args[1]) <= 0:
-            del self.entries[(db, args[0])]
+            self.remove((db, args[0]))
         elif not isinstance(entry, Lock):
             entry.end = self.now + int(args[1])
         return 1
@@ -884,18 +1150,23 @@ class Model:
         entry.end = None
         return 1
 
-    def unbind(self, entry):
-        """"RENAME and MOVE take a lock along, but not its binding." """
+    def carry(self, source, target):
+        """"RENAME and MOVE take a lock along, but not its binding"; "its holders are told lost …
+        forced"."""
+        entry = self.entries[source]
+        self.remove(source)
+        if target in self.entries:
+            self.remove(target)
+        self.entries[target] = entry
         for hold in entry.holds if isinstance(entry, Lock) else []:
-            hold.session = None
+            hold.session = hold.notify = None
 
     def do_rename(self, connection, db, args):
         source, target = (db, args[0]), (db, args[1])
         if source not in self.entries:
             raise Failed("ERR")
         if source != target:
-            self.entries[target] = self.entries.pop(source)
-            self.unbind(self.entries[target])
+            self.carry(source, target)
         return b"OK"
 
     def do_move(self, connection, db, args):
@@ -904,8 +1175,7 @@ class Model:
             raise Failed("ERR")
         if source not in self.entries or target in self.entries:
             return 0
-        self.entries[target] = self.entries.pop(source)
-        self.unbind(self.entries[target])
+        self.carry(source, target)
         return 1
 
     def do_swapdb(self, connection, db, args):
@@ -920,11 +1190,12 @@ class Model:
 
     def do_flushdb(self, connection, db, args):
         for key in [key for key in self.entries if key[0] == db]:
-            del self.entries[key]
+            self.remove(key, "flushed")
         return b"OK"
 
     def do_flushall(self, connection, db, args):
-        self.entries = {}
+        for key in list(self.entries):
+            self.remove(key, "flushed")
         return b"OK"
 
     # --- What can be seen ---------------------------------------------------------------------------
@@ -938,7 +1209,7 @@ class Model:
         holders, linger = [], 0
         if isinstance(entry, Plain):
             left = None if entry.end is None else entry.end - self.now
-            holders = [(entry.value, None, left, None, 1, 0, 0, None)]
+            holders = [(entry.value, None, left, None, 1, 0, 0, 1, None, None, None)]
         elif isinstance(entry, Lock):
             # "Holds that have ended by this server's clock are left out."
             live = sorted((hold for hold in entry.holds if self.live(hold)),
@@ -946,7 +1217,9 @@ class Model:
             for hold in live:
                 holders.append((hold.owner, hold.token, hold.end - self.now,
                                 self.now - hold.granted, hold.count,
-                                int(hold.session is not None), hold.linger, hold.session))
+                                int(hold.session is not None), hold.linger, hold.weight, hold.tag,
+                                None if hold.cap is None else max(0, hold.cap - self.now),
+                                hold.session))
             for hold in entry.holds:
                 if not self.live(hold) and self.blocks(hold):
                     # "how long holds that have ended go on keeping others out; 0 if none does"
@@ -954,11 +1227,17 @@ class Model:
         elif not line:
             return None
         mode = "plain" if isinstance(entry, Plain) else entry.mode if entry else line[0].mode
-        waiters = [(w.owner, w.mode, self.now - w.since, w.deadline - self.now, w.connection)
-                   for w in line]
+        waiters = [(w.owner, w.mode, self.now - w.since, w.deadline - self.now, w.tag,
+                    w.bound_to()) for w in line]
         return {"mode": mode, "holding": len(holders), "holders": holders,
                 "linger-left-ms": linger, "waiting": len(line), "waiters": waiters,
                 "grace-left-ms": 0}
+
+    def counts(self):
+        """The fields of INFO turnstile that this model knows; they are in docs/operations.md."""
+        queued = [len(w.keys) for w in self.waiting if not w.blocks_client()]
+        return {"waiters": len(self.waiting) - len(queued), "queued": sum(queued),
+                "undelivered": self.undelivered, "rejected_line_full": self.rejected_line_full}
 
     def ttl(self, key):
         """"Its TTL is the latest end of its holds, linger included"."""

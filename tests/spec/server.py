@@ -141,6 +141,38 @@ class Connection:
         return self.read(1)[0]
 
 
+class Subscriber(Connection):
+    """A connection that listens to channels."""
+
+    def __init__(self, port):
+        super().__init__(port, resp=2)
+        self.received = []  # [(channel, text)]
+        self.subscribe("SUBSCRIBE", "always")  # so that it is never without a subscription
+
+    def subscribe(self, command, channel):
+        self.send(encode((command, channel)))
+        self._read_until(command.lower().encode())
+
+    def messages(self):
+        """What was published before this call, and has not been returned yet."""
+        self.send(encode(("PING",)))
+        self._read_until(b"pong")
+        messages, self.received = self.received, []
+        return messages
+
+    def _read_until(self, kind):
+        while True:
+            reply = self.read(1)[0]
+            if isinstance(reply, Error):
+                raise ConnectionError(reply.text)
+            if reply[0] in (b"message", b"pmessage"):
+                self.received.append(tuple(reply[-2:]))
+            elif reply[0] == kind:
+                return
+            else:
+                raise ConnectionError(f"unexpected: {reply}")
+
+
 class Server:
     """A server of its own. Its clocks show `wall` and `steady` (microseconds) until set_clock()."""
 

@@ -1,8 +1,8 @@
 """Makes a list of steps shorter as long as it still leads to a difference."""
 
 # Options of LOCK commands that can be left out of a step, with how many words follow them.
-OPTIONS = {"WAIT": 1, "SHARED": 0, "LIMIT": 1, "REENTRANT": 0, "SESSION": 0, "LINGER": 1,
-           "FLOOR": 1}
+OPTIONS = {"WAIT": 1, "MAXLINE": 1, "SHARED": 0, "LIMIT": 1, "WEIGHT": 1, "REENTRANT": 0,
+           "SESSION": 0, "LINGER": 1, "MAXHOLD": 1, "TAG": 1, "NOTIFY": 2, "FLOOR": 1}
 
 
 def without_parts(steps, still):

@@ -106,11 +106,14 @@ inline Reply InfoReply(int version, std::string mode, std::string owner, Reply t
   const Reply holder = map({
       Reply::Str("owner"), Reply::Str(std::move(owner)),
       Reply::Str("token"), std::move(token),
+      Reply::Str("tag"), Reply::Nil(),
       Reply::Str("lease-left-ms"), std::move(left_ms),
       Reply::Str("held-ms"), std::move(held_ms),
       Reply::Str("count"), Reply::Int(1),
+      Reply::Str("weight"), Reply::Int(1),
       Reply::Str("session"), version == 3 ? Reply::Bool(false) : Reply::Int(0),
       Reply::Str("linger-ms"), Reply::Int(0),
+      Reply::Str("max-hold-left-ms"), Reply::Nil(),
       Reply::Str("client-id"), Reply::Nil(),
       Reply::Str("client-addr"), Reply::Nil()});
   return map({

@@ -50,16 +50,28 @@ AcquireRequest Limit(uint32_t limit) {
   return {.owner = {}, .lease = kLease, .mode = Mode::kLimit, .limit = limit};
 }
 
+AcquireRequest Limit(uint32_t limit, uint32_t weight) {
+  AcquireRequest request = Limit(limit);
+  request.weight = weight;
+  return request;
+}
+AcquireRequest Tagged(AcquireRequest request, std::string_view tag) {
+  request.tag = tag;
+  return request;
+}
+
 // The keys of a server, as far as locks are concerned.
 class Keyspace {
  public:
-  void Add(LockName lock, Mode mode, std::string_view owner, Instant end, Millis linger) {
+  void Add(LockName lock, Mode mode, std::string_view owner, Instant end, Millis linger,
+           std::string_view tag = "") {
     Value& value = values_[KeyOf(lock)];
     const Hold hold{.owner = Owner{owner},
                     .token = Token{++tokens_},
                     .since = kMinInstant,
                     .end = end,
-                    .linger = linger};
+                    .linger = linger,
+                    .tag = tag};
     Put(value, Apply(value.lock.get(), HoldSet{mode, hold}));
   }
   // Adds many holders at once; one by one would be slow.
@@ -110,7 +122,10 @@ class Keyspace {
   std::vector<CycleStep> FindCycle(WaitQueue& queue, const Waiter& waiter,
                                    std::span<Waiter* const> ignored, Instant now) const {
     const auto show = [this](LockName lock, const auto& see) { see(At(lock)); };
-    return turnstile::FindCycle(queue, waiter, ignored, now, show);
+    const auto is_leaving = [&](const Waiter& other) {
+      return std::find(ignored.begin(), ignored.end(), &other) != ignored.end();
+    };
+    return turnstile::FindCycle(queue, waiter, is_leaving, now, show);
   }
 
  private:
@@ -176,8 +191,8 @@ class DeadlockTest : public testing::Test {
   static Texts TextsOf(const std::vector<CycleStep>& steps) {
     Texts texts;
     for (const CycleStep& step : steps) {
-      texts.push_back(std::string(step.owner.bytes) + " waits for " + std::to_string(step.lock.db) +
-                      ":" + std::string(step.lock.key));
+      texts.push_back(std::string(step.name) + " waits for " + std::to_string(step.lock.db) + ":" +
+                      std::string(step.lock.key));
     }
     return texts;
   }
@@ -261,7 +276,7 @@ TEST_F(DeadlockTest, FindsLongCycle) {
   ASSERT_EQ(steps.size(), size_t{kOwners});
   EXPECT_EQ(steps[0].lock.key, last_key);
   for (int i = 1; i < kOwners; ++i) {
-    EXPECT_EQ(steps[static_cast<size_t>(i)].owner.bytes, owner(i - 1));
+    EXPECT_EQ(steps[static_cast<size_t>(i)].name, owner(i - 1));
     EXPECT_EQ(steps[static_cast<size_t>(i)].lock.key, key(i - 1));
   }
 }
@@ -437,6 +452,38 @@ TEST_F(HolderEdgeTest, OnlyLimitOneWaitsForLimitHolder) {
   EXPECT_FALSE(IsEdge(Limit(9)));
   RemoveHolder(kA, "zoe");
   EXPECT_FALSE(IsEdge(Limit(2)));
+}
+
+// Only what must hold the lock alone waits for each of its holders.
+TEST_F(HolderEdgeTest, LimitWaitsForLimitHolderIfAndOnlyIfItTakesAllPermits) {
+  AddHolder(kA, Mode::kLimit, "zoe");
+  AddHolder(kA, Mode::kLimit, "bob");
+  for (uint32_t limit = 1; limit <= 6; ++limit) {
+    for (uint32_t weight = 1; weight <= limit; ++weight) {
+      EXPECT_EQ(IsEdge(Limit(limit, weight)), weight == limit) << weight << " of " << limit;
+    }
+  }
+  EXPECT_TRUE(IsEdge(Limit(kMaxLimit, kMaxLimit)));
+  EXPECT_FALSE(IsEdge(Limit(kMaxLimit, kMaxLimit - 1)));
+}
+
+// To holders, not to waiters ahead.
+TEST_F(HolderEdgeTest, NoLimitWaitsForLimitAheadWhateverTheirWeights) {
+  for (const AcquireRequest& ahead : {Limit(1), Limit(9), Limit(9, 9), Limit(9, 5)}) {
+    Waiter& bob = Enter("bob", kA, ahead);
+    for (const AcquireRequest& request : {Limit(1), Limit(9), Limit(9, 9), Limit(9, 5)}) {
+      EXPECT_FALSE(IsEdge(request));
+    }
+    EXPECT_TRUE(IsEdge(Exclusive()));
+    EXPECT_TRUE(IsEdge(Shared()));
+    queue_.Leave(bob);
+  }
+}
+
+TEST_F(HolderEdgeTest, WeightDoesNotMatterToHoldersOfAnotherKind) {
+  AddHolder(kA, Mode::kShared, "bob");
+  EXPECT_TRUE(IsEdge(Limit(9, 3)));
+  EXPECT_TRUE(IsEdge(Limit(9, 9)));
 }
 
 TEST_F(HolderEdgeTest, WaitingLimitHoldersAddNoEdge) {
@@ -847,16 +894,16 @@ class RandomState {
   // Whether each step is an edge, beginning with the new wait.
   bool IsCycle(const std::vector<CycleStep>& steps) {
     for (size_t i = 0; i < steps.size(); ++i) {
-      const std::string to(steps[(i + 1) % steps.size()].owner.bytes);
+      const std::string to(steps[(i + 1) % steps.size()].name);
       bool is_edge = false;
       for (const Waiter* wait : waits_) {
-        if (OwnerOf(*wait) != steps[i].owner.bytes || IsIgnored(*wait)) continue;
+        if (OwnerOf(*wait) != steps[i].name || IsIgnored(*wait)) continue;
         if (i == 0 && wait != self_) continue;
         is_edge = is_edge || Contains(WaitedFor(*wait, steps[i].lock), to);
       }
       if (!is_edge) return false;
     }
-    return !steps.empty() && steps.front().owner.bytes == OwnerOf(*self_);
+    return !steps.empty() && steps.front().name == OwnerOf(*self_);
   }
 
   // The length of the shortest cycle; 0 if there is none.
@@ -930,7 +977,10 @@ class RandomState {
     }
     AcquireRequest request{.owner = Owner{owner}, .lease = kLease};
     request.mode = static_cast<Mode>(Pick(3));
-    if (request.mode == Mode::kLimit) request.limit = static_cast<uint32_t>(1 + Pick(3));
+    if (request.mode == Mode::kLimit) {
+      request.limit = static_cast<uint32_t>(1 + Pick(3));
+      request.weight = static_cast<uint32_t>(1 + Pick(static_cast<int>(request.limit)));
+    }
     const bool upgrade = locks.size() == 1 && IsUpgrade(keys_.At(locks.front()), request, kNow);
     for (const LockName lock : locks) {
       if (!upgrade && Contains(keys_.Holders(lock, kNow), owner)) return;
@@ -957,7 +1007,9 @@ class RandomState {
   // The rules.
   static bool WaitsForHolders(const AcquireRequest& request, Mode held) {
     if (request.mode == Mode::kShared && held == Mode::kShared) return false;
-    if (request.mode == Mode::kLimit && held == Mode::kLimit) return request.limit == 1;
+    if (request.mode == Mode::kLimit && held == Mode::kLimit) {
+      return request.weight == request.limit;
+    }
     return true;
   }
   static bool WaitsForOneAhead(const AcquireRequest& request, const AcquireRequest& ahead) {
@@ -1038,8 +1090,67 @@ TEST_F(DeadlockTest, DescriptionMatchesDocumentedText) {
       R"(waiting for "b" would close the cycle worker-1 -> "b" -> worker-2 -> "a" -> worker-1)");
 }
 
+// --- By which name
+
+// An owner is a proof: whoever reads it in an error could release the lock.
+TEST_F(DeadlockTest, NamesTagOfEachWaitInPlaceOfItsOwner) {
+  SetHolder(kA, "ann");
+  SetHolder(kB, "bob");
+  SetHolder(kC, "cid");
+  Enter("bob", kA, Tagged(Exclusive(), "bob's wait"));
+  Enter("cid", kB);
+  const Waiter& ann = Enter("ann", kC, Tagged(Exclusive(), "ann's wait"));
+  EXPECT_EQ(CycleOf(ann),
+            (Texts{"ann's wait waits for 0:c", "cid waits for 0:b", "bob's wait waits for 0:a"}));
+}
+
+TEST_F(DeadlockTest, NamesTagOfTheWaitThatLeadsOn) {
+  SetHolder(kA, "ann");
+  SetHolder(kB, "bob");
+  // Bob waits in two queues, under two tags. Only one of them is in the cycle.
+  Enter("bob", kC, Tagged(Exclusive(), "for c"));
+  Enter("bob", kA, Tagged(Exclusive(), "for a"));
+  Enter("bob", kD, Tagged(Exclusive(), "for d"));
+  const Waiter& ann = Enter("ann", kB);
+  EXPECT_EQ(CycleOf(ann), (Texts{"ann waits for 0:b", "for a waits for 0:a"}));
+}
+
+TEST_F(DeadlockTest, NamesNewestTagAfterTakeOver) {
+  SetHolder(kA, "ann");
+  SetHolder(kB, "bob");
+  Waiter& older = Enter("bob", kA, Tagged(Exclusive(), "older"));
+  Waiter& newer = calls_.emplace_back(Tagged(Exclusive(), "newer"), kTickNow, kLateTick);
+  queue_.TakeOver(newer, older);
+  queue_.Block(newer, 0, std::nullopt);
+  const Waiter& ann = Enter("ann", kB);
+  EXPECT_EQ(CycleOf(ann), (Texts{"ann waits for 0:b", "newer waits for 0:a"}));
+}
+
+// Where the wait has no tag, the hold that closes the cycle may have one.
+TEST_F(DeadlockTest, NamesTagOfHoldIfTheWaitHasNone) {
+  keys_.Add(kA, Mode::kExclusive, "ann", kLate, Millis{0}, "ann's hold");
+  keys_.Add(kB, Mode::kExclusive, "bob", kLate, Millis{0}, "bob's hold");
+  keys_.Add(kC, Mode::kExclusive, "cid", kLate, Millis{0}, "cid's hold");
+  Enter("bob", kA);
+  Enter("cid", kB, Tagged(Exclusive(), "cid's wait"));
+  const Waiter& ann = Enter("ann", kC);
+  EXPECT_EQ(CycleOf(ann), (Texts{"ann's hold waits for 0:c", "cid's wait waits for 0:b",
+                                 "bob's hold waits for 0:a"}));
+}
+
+TEST_F(DeadlockTest, DescribesTagsLikeOwners) {
+  SetHolder(kA, "ann");
+  SetHolder(kB, "bob");
+  Enter("bob", kA, Tagged(Exclusive(), "host-2 \"x\""));
+  const Waiter& ann = Enter("ann", kB, Tagged(Exclusive(), "host-1"));
+  const auto cycle = keys_.FindCycle(queue_, ann, {}, kNow);
+  EXPECT_EQ(DescribeCycle(cycle, Everything),
+            R"(waiting for "b" would close the cycle host-1 -> "b" -> "host-2 \"x\"" -> "a" -> )"
+            "host-1");
+}
+
 TEST(DescribeCycle, HidesInaccessibleLocksAndTheirOwners) {
-  const std::vector<CycleStep> cycle = {{Owner{"ann"}, kA}, {Owner{"bob"}, kB}, {Owner{"cid"}, kC}};
+  const std::vector<CycleStep> cycle = {{"ann", kA}, {"bob", kB}, {"cid", kC}};
   const auto without = [&](std::string_view hidden) {
     return DescribeCycle(
         cycle, [hidden](LockName lock) { return hidden.find(lock.key) == std::string_view::npos; });
@@ -1058,7 +1169,7 @@ TEST(DescribeCycle, HidesInaccessibleLocksAndTheirOwners) {
 }
 
 TEST(DescribeCycle, ChecksVisibilityPerDatabase) {
-  const std::vector<CycleStep> cycle = {{Owner{"ann"}, kA}, {Owner{"bob"}, kOtherA}};
+  const std::vector<CycleStep> cycle = {{"ann", kA}, {"bob", kOtherA}};
   EXPECT_EQ(DescribeCycle(cycle, [](LockName lock) { return lock == kA; }),
             R"(waiting for "a" would close the cycle ann -> "a" -> bob -> ? -> ann)");
 }
@@ -1066,9 +1177,8 @@ TEST(DescribeCycle, ChecksVisibilityPerDatabase) {
 TEST(DescribeCycle, QuotesAndTruncatesNames) {
   const std::string binary("\0\r\n\xff", 4);
   const std::string wide(256, 'z');
-  const std::vector<CycleStep> cycle = {{Owner{binary}, {0, "say \"a\"\\"}},
-                                        {Owner{"two words"}, {0, binary}},
-                                        {Owner{wide}, {0, ""}}};
+  const std::vector<CycleStep> cycle = {
+      {binary, {0, "say \"a\"\\"}}, {"two words", {0, binary}}, {wide, {0, ""}}};
   EXPECT_EQ(DescribeCycle(cycle, Everything),
             R"(waiting for "say \"a\"\\" would close the cycle "\x00\x0d\x0a\xff")"
             R"( -> "say \"a\"\\" -> "two words" -> "\x00\x0d\x0a\xff" -> ")" +
@@ -1080,7 +1190,7 @@ TEST(DescribeCycle, TruncatesLongCycles) {
   for (int i = 0; i < 100; ++i) owners.push_back("w" + std::to_string(i));
   const auto describe = [&](size_t steps) {
     std::vector<CycleStep> cycle;
-    for (size_t i = 0; i < steps; ++i) cycle.push_back({Owner{owners[i]}, kA});
+    for (size_t i = 0; i < steps; ++i) cycle.push_back({owners[i], kA});
     return DescribeCycle(cycle, Everything);
   };
   const std::string eight =

@@ -90,6 +90,18 @@ AcquireRequest Ask(Owner owner, Mode mode = Mode::kExclusive, uint32_t limit = 1
   return {.owner = owner, .lease = kLease, .mode = mode, .limit = limit};
 }
 
+// A request with a limit that asks for several permits.
+AcquireRequest Heavy(Owner owner, uint32_t limit, uint32_t weight) {
+  AcquireRequest request = Ask(owner, Mode::kLimit, limit);
+  request.weight = weight;
+  return request;
+}
+
+Hold Weighing(Hold hold, uint32_t weight) {
+  hold.weight = weight;
+  return hold;
+}
+
 AcquireRequest Reentrant(AcquireRequest request) {
   request.reentrant = true;
   return request;
@@ -97,7 +109,7 @@ AcquireRequest Reentrant(AcquireRequest request) {
 
 WaitersAhead CrowdOf(const std::vector<AcquireRequest>& waiting) {
   WaitersAhead crowd;
-  for (const AcquireRequest& request : waiting) crowd.Add(request.mode, request.limit);
+  for (const AcquireRequest& request : waiting) crowd.Add(request);
   return crowd;
 }
 
@@ -405,8 +417,9 @@ TEST(Admission, ReportsGrantedAndBusy) {
     EXPECT_TRUE((Admission{outcome, kToken}.busy()));
   }
   for (const Outcome outcome :
-       {Outcome::kOtherMode, Outcome::kHoldsSome, Outcome::kHoldsApart, Outcome::kUpgradesSeveral,
-        Outcome::kCountedOut, Outcome::kFloorTooHigh, Outcome::kTokensUsedUp}) {
+       {Outcome::kOtherMode, Outcome::kOtherWeight, Outcome::kHoldsSome, Outcome::kHoldsApart,
+        Outcome::kUpgradesSeveral, Outcome::kCountedOut, Outcome::kFloorTooHigh,
+        Outcome::kTokensUsedUp}) {
     EXPECT_FALSE((Admission{outcome, kToken}.granted()));
     EXPECT_FALSE((Admission{outcome, kToken}.busy()));
   }
@@ -572,9 +585,9 @@ TEST(GrantRule, LimitReservesPermitsForWaitersAhead) {
 TEST(GrantRule, Allows100000LimitHolders) {
   const Scene scene(Mode::kLimit, {HoldOf(kAnn, kToken)});
   WaitersAhead crowd;
-  for (uint32_t i = 0; i < kMaxLimit - 2; ++i) crowd.Add(Mode::kLimit, kMaxLimit);
+  for (uint32_t i = 0; i < kMaxLimit - 2; ++i) crowd.Add(Ask(kBob, Mode::kLimit, kMaxLimit));
   EXPECT_EQ(OutcomeOf(scene, Ask(kCat, Mode::kLimit, kMaxLimit), kEnd, crowd), Outcome::kGranted);
-  crowd.Add(Mode::kLimit, kMaxLimit);
+  crowd.Add(Ask(kBob, Mode::kLimit, kMaxLimit));
   EXPECT_EQ(OutcomeOf(scene, Ask(kCat, Mode::kLimit, kMaxLimit), kEnd, crowd),
             Outcome::kOthersWait);
 }
@@ -591,6 +604,505 @@ TEST(WaitersAhead, IsMixedWhenNoModeIsCompatible) {
                 .least_limit,
             3);
   EXPECT_EQ(CrowdOf({Ask(kAnn), Ask(kBob)}).size, 2);
+}
+
+// --- Weights ------------------------------------------------------------------------------------
+
+// Bob holds, Cat's hold lingers, and Dan's and Zoe's requests wait ahead of Ann's.
+TEST(Weight, HoldersLingeringHoldersAndWaitersAheadAreSummed) {
+  struct Case {
+    uint32_t bob;
+    uint32_t cat;
+    std::vector<std::pair<uint32_t, uint32_t>> ahead;  // limit and weight of each
+    uint32_t limit;
+    uint32_t weight;
+    Outcome outcome;
+  };
+  const std::vector<Case> cases = {
+      // Holders only: 3 + 2.
+      {3, 2, {}, 10, 5, Outcome::kGranted},
+      {3, 2, {}, 10, 6, Outcome::kHeldByOther},
+      {3, 2, {}, 5, 1, Outcome::kHeldByOther},
+      {3, 2, {}, 6, 1, Outcome::kGranted},
+      {1, 1, {}, 3, 1, Outcome::kGranted},
+      {1, 1, {}, 3, 2, Outcome::kHeldByOther},
+      {9, 2, {}, 10, 1, Outcome::kHeldByOther},  // more than the limit, as of another request
+      {kMaxLimit, kMaxLimit, {}, kMaxLimit, kMaxLimit, Outcome::kHeldByOther},
+      // 3 + 2 and those ahead.
+      {3, 2, {{10, 3}}, 10, 2, Outcome::kGranted},
+      {3, 2, {{10, 3}}, 10, 3, Outcome::kOthersWait},
+      {3, 2, {{10, 1}, {10, 2}}, 10, 2, Outcome::kGranted},
+      {3, 2, {{10, 1}, {10, 2}}, 10, 3, Outcome::kOthersWait},
+      // The smallest n, whoever says it.
+      {3, 2, {{8, 2}}, 100, 1, Outcome::kGranted},
+      {3, 2, {{8, 2}}, 100, 2, Outcome::kOthersWait},
+      {3, 2, {{100, 2}, {8, 2}}, 100, 1, Outcome::kOthersWait},
+      {3, 2, {{8, 1}, {100, 1}}, 100, 1, Outcome::kGranted},
+      {3, 2, {{100, 1}}, 7, 1, Outcome::kGranted},
+      {3, 2, {{100, 1}}, 7, 2, Outcome::kOthersWait},
+      // It fits in with the holders, but a heavy one ahead does not leave room.
+      {1, 1, {{10, 8}}, 10, 1, Outcome::kOthersWait},
+      {1, 1, {{10, 10}}, 10, 1, Outcome::kOthersWait},
+  };
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const Case& each = cases[i];
+    const Instant now = kEnd + kTick;
+    const Scene scene(Mode::kLimit,
+                      {Weighing(HoldOf(kBob, kToken, now), each.bob),
+                       Weighing(HoldOf(kCat, Later(kToken, 1), kEnd, kLinger), each.cat)});
+    std::vector<AcquireRequest> ahead;
+    for (const auto& [limit, weight] : each.ahead) ahead.push_back(Heavy(kDan, limit, weight));
+    EXPECT_EQ(OutcomeOf(scene, Heavy(kAnn, each.limit, each.weight), now, CrowdOf(ahead)),
+              each.outcome)
+        << "case " << i;
+    // When the linger is over its weight does not count any more.
+    EXPECT_EQ(OutcomeOf(scene, Heavy(kAnn, kMaxLimit, kMaxLimit), kEnd + kLinger + kTick),
+              Outcome::kGranted);
+  }
+}
+
+TEST(Weight, EndedHoldsDoNotCount) {
+  const Scene scene(Mode::kLimit, {Weighing(HoldOf(kBob, kToken, kEnd), 5),
+                                   Weighing(HoldOf(kCat, Later(kToken, 1), kEnd - kTick), 4)});
+  EXPECT_EQ(OutcomeOf(scene, Heavy(kAnn, 10, 5), kEnd), Outcome::kGranted);
+  EXPECT_EQ(OutcomeOf(scene, Heavy(kAnn, 10, 6), kEnd), Outcome::kHeldByOther);
+  EXPECT_EQ(OutcomeOf(scene, Heavy(kAnn, 10, 2), kEnd - kTick), Outcome::kHeldByOther);
+  EXPECT_EQ(OutcomeOf(scene, Heavy(kAnn, 10, 10), kEnd + kTick), Outcome::kGranted);
+}
+
+// Somebody who comes back while its own hold lingers replaces that hold.
+TEST(Weight, OwnLingeringHoldDoesNotCount) {
+  const Instant now = kEnd + kTick;
+  const Hold own = Weighing(HoldOf(kAnn, kToken, kEnd, kLinger), 7);
+  const Scene alone(Mode::kLimit, {own});
+  EXPECT_EQ(OutcomeOf(alone, Heavy(kAnn, 10, 10), now), Outcome::kGranted);
+  EXPECT_EQ(OutcomeOf(alone, Heavy(kBob, 10, 3), now), Outcome::kGranted);
+  EXPECT_EQ(OutcomeOf(alone, Heavy(kBob, 10, 4), now), Outcome::kHeldByOther);
+  const Scene both(Mode::kLimit, {own, Weighing(HoldOf(kBob, Later(kToken, 1), now), 2)});
+  EXPECT_EQ(OutcomeOf(both, Heavy(kAnn, 10, 8), now), Outcome::kGranted);
+  EXPECT_EQ(OutcomeOf(both, Heavy(kAnn, 10, 9), now), Outcome::kHeldByOther);
+  EXPECT_EQ(OutcomeOf(both, Heavy(kAnn, 20, 7), now, CrowdOf({Heavy(kDan, 20, 11)})),
+            Outcome::kGranted);
+  EXPECT_EQ(OutcomeOf(both, Heavy(kAnn, 20, 8), now, CrowdOf({Heavy(kDan, 20, 11)})),
+            Outcome::kOthersWait);
+  // The new hold has the new weight.
+  EXPECT_EQ(HoldSetBy(both.state(), Heavy(kAnn, 10, 8), Later(kToken, 9), now).hold.weight, 8);
+}
+
+// It is its own hold that keeps the others waiting: with less it would overtake them.
+TEST(Weight, WhoComesBackForLessWaitsBehindThoseThatItKeptWaiting) {
+  const Instant now = kEnd + kTick;
+  const Scene scene(Mode::kLimit, {Weighing(HoldOf(kAnn, kToken, kEnd, kLinger), 7)});
+  const WaitersAhead dan = CrowdOf({Heavy(kDan, 10, 4)});
+  EXPECT_EQ(OutcomeOf(scene, Heavy(kAnn, 20, 6), now, dan), Outcome::kOthersWait);
+  EXPECT_EQ(OutcomeOf(scene, Heavy(kAnn, 20, 1), now, dan), Outcome::kOthersWait);
+  EXPECT_EQ(OutcomeOf(scene, Heavy(kAnn, 20, 1), now), Outcome::kGranted) << "nobody waits";
+  EXPECT_EQ(OutcomeOf(scene, Heavy(kAnn, 20, 1), kEnd + kLinger + kTick, dan), Outcome::kGranted)
+      << "its old hold blocks nobody any more";
+  EXPECT_EQ(OutcomeOf(scene, Heavy(kBob, 20, 1), now, CrowdOf({Heavy(kDan, 20, 4)})),
+            Outcome::kGranted)
+      << "others do not keep them waiting";
+}
+
+TEST(Weight, DoesNotMatterToOtherModes) {
+  const Scene limit(Mode::kLimit, {Weighing(HoldOf(kBob, kToken), 1)});
+  EXPECT_EQ(OutcomeOf(limit, Ask(kAnn), kEnd), Outcome::kHeldByOther);
+  EXPECT_EQ(OutcomeOf(limit, Ask(kAnn, Mode::kShared), kEnd), Outcome::kHeldByOther);
+  const Scene shared(Mode::kShared, {HoldOf(kBob, kToken)});
+  EXPECT_EQ(OutcomeOf(shared, Heavy(kAnn, 10, 3), kEnd), Outcome::kHeldByOther);
+  EXPECT_EQ(OutcomeOf(shared, Ask(kAnn, Mode::kShared), kEnd, CrowdOf({Heavy(kDan, 9, 3)})),
+            Outcome::kOthersWait);
+  EXPECT_EQ(OutcomeOf(Scene("bob"), Heavy(kAnn, 10, 3), kEnd), Outcome::kHeldByOther);
+}
+
+TEST(Weight, OfTheHoldMustBeAskedForAgain) {
+  const Scene scene(Mode::kLimit, {Weighing(HoldOf(kAnn, kToken), 3)});
+  for (const uint32_t limit : {3U, 4U, 100U}) {
+    EXPECT_EQ(OutcomeOf(scene, Heavy(kAnn, limit, 3), kEnd), Outcome::kHeldAlready) << limit;
+    EXPECT_EQ(OutcomeOf(scene, Heavy(kAnn, limit, 2), kEnd), Outcome::kOtherWeight) << limit;
+    EXPECT_EQ(OutcomeOf(scene, Ask(kAnn, Mode::kLimit, limit), kEnd), Outcome::kOtherWeight)
+        << "without WEIGHT it is 1";
+  }
+  EXPECT_EQ(OutcomeOf(scene, Heavy(kAnn, 4, 4), kEnd), Outcome::kOtherWeight);
+  const Scene light(Mode::kLimit, {HoldOf(kAnn, kToken)});
+  EXPECT_EQ(OutcomeOf(light, Ask(kAnn, Mode::kLimit, 5), kEnd), Outcome::kHeldAlready);
+  EXPECT_EQ(OutcomeOf(light, Heavy(kAnn, 5, 2), kEnd), Outcome::kOtherWeight);
+  // It is an error, not something to wait for, whoever waits ahead; and it changes nothing.
+  const LockView view = scene.view(CrowdOf({Ask(kBob)}));
+  EXPECT_FALSE(IsBlocked(view, Heavy(kAnn, 9, 2), kEnd));
+  EXPECT_EQ(OutcomeOf(scene, Heavy(kAnn, 9, 2), kEnd, CrowdOf({Ask(kBob)})), Outcome::kOtherWeight);
+  // A change of mode is the other error.
+  EXPECT_EQ(OutcomeOf(scene, Ask(kAnn), kEnd), Outcome::kOtherMode);
+  EXPECT_EQ(OutcomeOf(scene, Ask(kAnn, Mode::kShared), kEnd), Outcome::kOtherMode);
+  // A hold that has ended asks for nothing.
+  EXPECT_EQ(OutcomeOf(scene, Heavy(kAnn, 9, 2), kEnd + kTick), Outcome::kGranted);
+}
+
+TEST(Weight, OfEveryLockOfASetIsCompared) {
+  const Hold ann = HoldOf(kAnn, kToken);
+  const Scene three(Mode::kLimit, {Weighing(ann, 3)});
+  const Scene two(Mode::kLimit, {Weighing(ann, 2)});
+  const auto ask = [](const Scene& a, const Scene& b, const AcquireRequest& request) {
+    const LockView views[] = {a.view(), b.view()};
+    return Decide(views, request, kEnd, ClockAt(kToken)).outcome;
+  };
+  EXPECT_EQ(ask(three, three, Heavy(kAnn, 9, 3)), Outcome::kHeldAlready);
+  EXPECT_EQ(ask(three, two, Heavy(kAnn, 9, 3)), Outcome::kOtherWeight);
+  EXPECT_EQ(ask(two, three, Heavy(kAnn, 9, 3)), Outcome::kOtherWeight);
+  EXPECT_EQ(ask(three, two, Heavy(kBob, 5, 3)), Outcome::kHeldByOther);
+  EXPECT_EQ(ask(three, two, Heavy(kBob, 6, 3)), Outcome::kGranted);
+}
+
+TEST(Weight, IsKeptByTouchAndByAskingAgain) {
+  const Scene scene(Mode::kLimit, {Weighing(HoldOf(kAnn, kToken), 3)});
+  EXPECT_EQ(HoldSetBy(scene.state(), Heavy(kAnn, 9, 3), kToken, kEnd).hold.weight, 3);
+  EXPECT_EQ(ChangeOf<HoldSet>(Decide(scene.state(), TouchRequest{kAnn, kLease}, kEnd))->hold.weight,
+            3);
+}
+
+// max-holders bounds what a lock costs the server, so it counts holders.
+TEST(Weight, MaxHoldersCountsHoldersNotWeights) {
+  constexpr GrantRules kThree{.max_holders = 3};
+  const auto ask = [&](const Scene& scene, const AcquireRequest& request,
+                       const WaitersAhead& ahead) {
+    const LockView view = scene.view(ahead);
+    const Outcome outcome =
+        Decide(std::span(&view, 1), request, kEnd, ClockAt(kToken), kThree).outcome;
+    EXPECT_EQ(IsBlocked(view, request, kEnd, kThree), outcome != Outcome::kGranted);
+    return outcome;
+  };
+  const Hold bob = Weighing(HoldOf(kBob, kToken), 50);
+  const Hold cat = Weighing(HoldOf(kCat, Later(kToken, 1)), 20);
+  const Hold dan = HoldOf(kDan, Later(kToken, 2));
+  EXPECT_EQ(ask(Scene(Mode::kLimit, {bob, cat}), Heavy(kAnn, 100, 30), {}), Outcome::kGranted);
+  EXPECT_EQ(ask(Scene(Mode::kLimit, {bob, cat, dan}), Heavy(kAnn, 100, 1), {}),
+            Outcome::kHeldByOther);
+  EXPECT_EQ(ask(Scene(Mode::kLimit, {bob}), Heavy(kAnn, 100, 20), CrowdOf({Heavy(kZoe, 100, 30)})),
+            Outcome::kGranted);
+  EXPECT_EQ(
+      ask(Scene(Mode::kLimit, {bob, cat}), Heavy(kAnn, 100, 1), CrowdOf({Heavy(kZoe, 100, 1)})),
+      Outcome::kOthersWait)
+      << "the third place is Zoe's";
+}
+
+TEST(WaitersAhead, SumsWeightsOfLimitRequestsOnly) {
+  EXPECT_EQ(CrowdOf({}).weight, 0);
+  EXPECT_EQ(CrowdOf({Ask(kAnn), Ask(kBob, Mode::kShared)}).weight, 0);
+  EXPECT_EQ(CrowdOf({Heavy(kAnn, 9, 4), Ask(kBob, Mode::kLimit, 3), Ask(kCat)}).weight, 5);
+  const WaitersAhead many =
+      CrowdOf(std::vector<AcquireRequest>(100'000, Heavy(kAnn, kMaxLimit, kMaxLimit)));
+  EXPECT_EQ(many.weight, uint64_t{100'000} * kMaxLimit) << "more than 32 bits";
+}
+
+// Every combination of two other holders, of the own hold and of two waiters ahead, against the
+// text of the rule.
+TEST(Weight, MatchesSumInEverySituation) {
+  const Instant now = kEnd + kTick;
+  enum { kNone, kLive, kLingering, kOver, kStates };
+  const auto hold_in = [&](int state, Owner owner, uint32_t weight) {
+    Hold hold = Weighing(HoldOf(owner, kToken, state == kLive ? now : kEnd), weight);
+    if (state == kLingering) hold.linger = kLinger;
+    return hold;
+  };
+  const std::vector<AcquireRequest> kinds = {Heavy(kZoe, 3, 1), Heavy(kZoe, 5, 3),
+                                             Heavy(kZoe, 5, 5), Heavy(kZoe, 8, 2)};
+  std::vector<std::vector<AcquireRequest>> lines = {{}};
+  for (const AcquireRequest& first : kinds) {
+    lines.push_back({first});
+    for (const AcquireRequest& second : kinds) lines.push_back({first, second});
+  }
+  int granted = 0;
+  int refused = 0;
+  for (int shape = 0; shape < kStates * kStates * 3; ++shape) {
+    const int bob = shape % kStates;
+    const int cat = shape / kStates % kStates;
+    const int own = shape / kStates / kStates == 0 ? kNone : shape / kStates / kStates + 1;
+    std::vector<Hold> holds;
+    uint64_t held = 0;
+    const auto add = [&](int state, Owner owner, uint32_t weight, bool counts) {
+      if (state == kNone) return;
+      holds.push_back(hold_in(state, owner, weight));
+      if (counts && state != kOver) held += weight;
+    };
+    add(bob, kBob, 2, true);
+    add(cat, kCat, 1, true);
+    add(own, kAnn, 4, false);
+    const Scene scene(Mode::kLimit, holds);
+    for (AcquireRequest request : kinds) {
+      request.owner = kAnn;
+      for (const std::vector<AcquireRequest>& line : lines) {
+        uint64_t sum = held + request.weight;
+        uint32_t least = request.limit;
+        for (const AcquireRequest& ahead : line) {
+          sum += ahead.weight;
+          least = std::min(least, ahead.limit);
+        }
+        const LockView view = scene.view(CrowdOf(line));
+        const Admission admission = Decide(std::span(&view, 1), request, now, ClockAt(kToken));
+        // Its own hold, which weighs 4, keeps those ahead waiting.
+        const bool keeps_them = own == kLingering && request.weight < 4 && !line.empty();
+        const bool fits = sum <= least && !keeps_them;
+        ASSERT_EQ(admission.granted(), fits) << "shape " << shape;
+        ASSERT_EQ(admission.busy(), !fits);
+        if (admission.busy()) {
+          const bool by_holders = held + request.weight > request.limit;
+          ASSERT_EQ(admission.outcome, by_holders ? Outcome::kHeldByOther : Outcome::kOthersWait);
+        } else {
+          ASSERT_TRUE(IsSafeGrant(std::span(&view, 1), request, admission, now));
+        }
+        ++(admission.granted() ? granted : refused);
+      }
+    }
+  }
+  EXPECT_GT(granted, 200);
+  EXPECT_GT(refused, 300);
+}
+
+// --- What must be true of every grant -----------------------------------------------------------
+
+TEST(IsSafeGrant, ExceedsNoLimitByWeight) {
+  const Admission fresh{Outcome::kGranted, Later(kToken, 9)};
+  const Admission again{Outcome::kHeldAlready, kToken};
+  const Scene scene(Mode::kLimit,
+                    {Weighing(HoldOf(kBob, kToken), 3),
+                     Weighing(HoldOf(kCat, Later(kToken, 1), kEnd - kTick, kLinger), 2)});
+  const auto is_safe = [&](const AcquireRequest& request, const Admission& admission,
+                           Instant now = kEnd) {
+    const LockView view = scene.view();
+    return IsSafeGrant(std::span(&view, 1), request, admission, now);
+  };
+  EXPECT_TRUE(is_safe(Heavy(kAnn, 10, 5), fresh));
+  EXPECT_FALSE(is_safe(Heavy(kAnn, 10, 6), fresh)) << "a lingering hold counts";
+  EXPECT_FALSE(is_safe(Heavy(kAnn, 5, 1), fresh));
+  EXPECT_TRUE(is_safe(Heavy(kCat, 10, 7), fresh)) << "its own does not";
+  EXPECT_FALSE(is_safe(Heavy(kCat, 10, 8), fresh));
+  EXPECT_TRUE(is_safe(Heavy(kBob, 3, 3), again)) << "it has them already";
+  EXPECT_FALSE(is_safe(Ask(kAnn), fresh));
+  EXPECT_FALSE(is_safe(Ask(kAnn, Mode::kShared), fresh));
+  EXPECT_TRUE(is_safe(Heavy(kAnn, 10, 10), fresh, kEnd + kLinger + kTick));
+  EXPECT_TRUE(is_safe(Ask(kAnn), fresh, kEnd + kLinger + kTick));
+}
+
+TEST(IsSafeGrant, HoldsForEveryLockOfASet) {
+  const Admission fresh{Outcome::kGranted, Later(kToken, 9)};
+  const Scene free;
+  const Scene light(Mode::kLimit, {Weighing(HoldOf(kBob, kToken), 2)});
+  const Scene heavy(Mode::kLimit, {Weighing(HoldOf(kBob, kToken), 3)});
+  const auto is_safe = [&](std::vector<const Scene*> scenes) {
+    std::vector<LockView> views;
+    for (const Scene* scene : scenes) views.push_back(scene->view());
+    return IsSafeGrant(views, Heavy(kAnn, 5, 3), fresh, kEnd);
+  };
+  EXPECT_TRUE(is_safe({&free, &light}));
+  EXPECT_FALSE(is_safe({&light, &heavy}));
+  EXPECT_FALSE(is_safe({&heavy, &free}));
+}
+
+TEST(IsSafeGrant, DisplacesNobody) {
+  const Admission fresh{Outcome::kGranted, Later(kToken, 9)};
+  const auto is_safe = [&](const Scene& scene, const AcquireRequest& request) {
+    const LockView view = scene.view();
+    return IsSafeGrant(std::span(&view, 1), request, fresh, kEnd);
+  };
+  for (const Mode mode : kModes) {
+    EXPECT_TRUE(is_safe(Scene(), Ask(kAnn, mode, 5)));
+    EXPECT_TRUE(is_safe(Scene(mode, {HoldOf(kAnn, kToken)}), Ask(kAnn)));
+    EXPECT_FALSE(is_safe(Scene(mode, {HoldOf(kBob, kToken)}), Ask(kAnn)));
+    EXPECT_FALSE(is_safe(Scene("bob"), Ask(kAnn, mode, 5)));
+    EXPECT_TRUE(is_safe(Scene("ann"), Ask(kAnn, mode, 5)));
+    for (const Mode other : {Mode::kShared, Mode::kLimit}) {
+      EXPECT_EQ(is_safe(Scene(mode, {HoldOf(kBob, kToken)}), Ask(kAnn, other, 5)), mode == other);
+    }
+  }
+}
+
+// --- MAXHOLD ------------------------------------------------------------------------------------
+
+AcquireRequest Capped(AcquireRequest request, Millis max_hold) {
+  request.max_hold = max_hold;
+  return request;
+}
+
+Hold CappedAt(Hold hold, std::optional<Instant> cap) {
+  hold.cap = cap;
+  return hold;
+}
+
+TEST(MaxHold, CapsANewHoldFromItsGrantOn) {
+  const Instant now = kEnd + kTick;
+  const Scene over(Mode::kExclusive, {CappedAt(HoldOf(kAnn, kToken), kEnd)});
+  const Scene free;
+  for (const Scene* scene : {&free, &over}) {
+    for (const Millis max_hold : {kLease, kLease + kTick, Millis{1'000'000}}) {
+      const Hold hold =
+          HoldSetBy(scene->state(), Capped(Ask(kAnn), max_hold), Later(kToken, 1), now).hold;
+      EXPECT_EQ(hold.since, now);
+      EXPECT_EQ(hold.cap, now + max_hold);
+      EXPECT_EQ(hold.end, now + kLease);
+      EXPECT_TRUE(IsWellFormed(hold));
+    }
+    // The cap of a hold that has ended is not inherited.
+    EXPECT_EQ(HoldSetBy(scene->state(), Ask(kAnn), Later(kToken, 1), now).hold.cap, std::nullopt);
+  }
+  // Nor is that of another owner, whose place this one takes.
+  EXPECT_EQ(HoldSetBy(over.state(), Ask(kBob), Later(kToken, 1), now).hold.cap, std::nullopt);
+}
+
+// A lease of kLease is asked for at `at` after the first grant.
+TEST(MaxHold, AskingAgainMayShortenTheCapNeverLengthenIt) {
+  struct Case {
+    std::optional<int64_t> cap;  // of the hold, after its first grant
+    int64_t at;
+    int64_t max_hold;  // of the request, 0: none
+    std::optional<int64_t> new_cap;
+    int64_t end;
+  };
+  const int64_t lease = kLease.count();  // 1234
+  const std::vector<Case> cases = {
+      {std::nullopt, 100, 0, std::nullopt, 100 + lease},
+      {std::nullopt, 100, 5'000, 5'000, 100 + lease},
+      {std::nullopt, 4'000, 5'000, 5'000, 5'000},  // counted from the first grant
+      {5'000, 100, 0, 5'000, 100 + lease},
+      {5'000, 4'000, 0, 5'000, 5'000},
+      {5'000, 5'000, 0, 5'000, 5'000},
+      {5'000, 100, 9'000, 5'000, 100 + lease},
+      {5'000, 4'500, 9'000, 5'000, 5'000},
+      {5'000, 100, 2'000, 2'000, 100 + lease},
+      {5'000, 1'500, 2'000, 2'000, 2'000},
+      // A cap that has passed ends the lease now: it is live through this millisecond.
+      {5'000, 3'000, 2'000, 2'000, 3'000},
+      {std::nullopt, 3'000, lease, lease, 3'000},
+      {5'000, 3'000, 3'000, 3'000, 3'000},
+      {5'000, 3'000, 3'001, 3'001, 3'001},
+  };
+  const auto after = [](int64_t ms) { return kSince + Millis{ms}; };
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const auto& [cap, at, max_hold, new_cap, end] = cases[i];
+    for (const Mode mode : kModes) {
+      const Hold before = CappedAt(HoldOf(kAnn, kToken, after(10'000)),
+                                   cap.has_value() ? std::optional(after(*cap)) : std::nullopt);
+      const Scene scene(mode, {before});
+      const AcquireRequest request = Capped(Ask(kAnn, mode, 5), Millis{max_hold});
+      ASSERT_EQ(OutcomeOf(scene, request, after(at)), Outcome::kHeldAlready);
+      const Hold hold = HoldSetBy(scene.state(), request, kToken, after(at)).hold;
+      EXPECT_EQ(hold.since, kSince) << "case " << i;
+      EXPECT_EQ(hold.cap, new_cap.has_value() ? std::optional(after(*new_cap)) : std::nullopt)
+          << "case " << i;
+      EXPECT_EQ(hold.end, after(end)) << "case " << i;
+      EXPECT_TRUE(hold.LiveAt(after(at)));
+      EXPECT_TRUE(IsWellFormed(hold));
+    }
+  }
+}
+
+TEST(MaxHold, GoesOnThroughUpgradesAndDowngrades) {
+  const Instant cap = kSince + Millis{20'000};
+  const Instant now = cap - kLease + Millis{10};
+  const Scene shared(Mode::kShared, {CappedAt(HoldOf(kAnn, kToken), cap)});
+  const Scene exclusive(Mode::kExclusive, {CappedAt(HoldOf(kAnn, kToken), cap)});
+  const std::pair<const Scene*, AcquireRequest> changes[] = {
+      {&shared, Ask(kAnn)}, {&exclusive, Ask(kAnn, Mode::kShared)}};
+  for (const auto& [scene, request] : changes) {
+    const Admission admission = Acquire(scene->state(), request, now);
+    ASSERT_TRUE(admission.granted());
+    const Hold hold = HoldSetBy(scene->state(), request, admission.token, now).hold;
+    EXPECT_EQ(hold.since, kSince) << "of the first grant";
+    EXPECT_EQ(hold.cap, cap);
+    EXPECT_EQ(hold.end, cap) << "cut";
+    // A new cap counts from the first grant too.
+    const Hold shorter =
+        HoldSetBy(scene->state(), Capped(request, Millis{19'999}), admission.token, now).hold;
+    EXPECT_EQ(shorter.cap, kSince + Millis{19'999});
+    const Hold longer =
+        HoldSetBy(scene->state(), Capped(request, Millis{25'000}), admission.token, now).hold;
+    EXPECT_EQ(longer.cap, cap);
+  }
+}
+
+TEST(MaxHold, CutsTouch) {
+  const Instant cap = kSince + Millis{20'000};
+  const Scene scene(Mode::kShared, {CappedAt(HoldOf(kAnn, kToken, kEnd, kLinger, 2), cap),
+                                    HoldOf(kBob, Later(kToken, 1))});
+  const auto touch = [&](Instant now, Millis lease) {
+    const Decision decision = Decide(scene.state(), TouchRequest{kAnn, lease}, now);
+    EXPECT_EQ(decision.outcome, Outcome::kTouched);
+    const Hold hold = ChangeOf<HoldSet>(decision)->hold;
+    EXPECT_EQ(hold, CappedAt(HoldOf(kAnn, kToken, hold.end, kLinger, 2), cap)) << "only the end";
+    return hold.end;
+  };
+  EXPECT_EQ(touch(kSince, Millis{19'999}), cap - kTick);
+  EXPECT_EQ(touch(kSince, Millis{20'000}), cap);
+  EXPECT_EQ(touch(kSince, Millis{20'001}), cap);
+  EXPECT_EQ(touch(cap - kTick, Millis{86'400'000}), cap);
+  EXPECT_EQ(touch(cap, Millis{5}), cap);
+  // A clock that was set forward, or a hold that another server wrote.
+  EXPECT_EQ(touch(cap + Millis{7}, Millis{5}), cap + Millis{7}) << "it ends now";
+  // Others are not cut.
+  const Decision bob = Decide(scene.state(), TouchRequest{kBob, Millis{90'000}}, kSince);
+  EXPECT_EQ(ChangeOf<HoldSet>(bob)->hold.end, kSince + Millis{90'000});
+}
+
+TEST(MaxHold, LingerFollowsTheCap) {
+  AcquireRequest request = Capped(Ask(kAnn), kLease);
+  request.linger = kLinger;
+  const Scene scene;
+  const HoldSet held = HoldSetBy(scene.state(), request, kToken, kSince);
+  EXPECT_EQ(held.hold.end, kSince + kLease);
+  EXPECT_EQ(held.hold.blocks_until(), kSince + kLease + kLinger);
+}
+
+TEST(MaxHold, ZeroMeansNone) {
+  EXPECT_EQ(HoldSetBy(Scene().state(), Ask(kAnn), kToken, kSince).hold.cap, std::nullopt);
+}
+
+// --- TAG ----------------------------------------------------------------------------------------
+
+TEST(Tag, IsKeptUnlessTheRequestHasOne) {
+  Hold tagged = HoldOf(kAnn, kToken);
+  tagged.tag = "old";
+  AcquireRequest with = Ask(kAnn);
+  with.tag = "new";
+  const Scene free;
+  const Scene held(Mode::kExclusive, {tagged});
+  const Scene shared(Mode::kShared, {tagged});
+  const Instant over = kEnd + kTick;
+  EXPECT_EQ(HoldSetBy(free.state(), Ask(kAnn), kToken, kSince).hold.tag, "");
+  EXPECT_EQ(HoldSetBy(free.state(), with, kToken, kSince).hold.tag, "new");
+  EXPECT_EQ(HoldSetBy(held.state(), Ask(kAnn), kToken, kEnd).hold.tag, "old");
+  EXPECT_EQ(HoldSetBy(held.state(), with, kToken, kEnd).hold.tag, "new");
+  EXPECT_EQ(HoldSetBy(held.state(), Ask(kAnn), kToken, over).hold.tag, "") << "a new hold";
+  EXPECT_EQ(HoldSetBy(held.state(), with, kToken, over).hold.tag, "new");
+  EXPECT_EQ(HoldSetBy(held.state(), Ask(kBob), kToken, over).hold.tag, "") << "another owner";
+  // Through a change of mode, and a touch.
+  EXPECT_EQ(HoldSetBy(held.state(), Ask(kAnn, Mode::kShared), kToken, kEnd).hold.tag, "old");
+  EXPECT_EQ(HoldSetBy(shared.state(), Ask(kAnn), kToken, kEnd).hold.tag, "old");
+  EXPECT_EQ(HoldSetBy(shared.state(), with, kToken, kEnd).hold.tag, "new");
+  EXPECT_EQ(ChangeOf<HoldSet>(Decide(held.state(), TouchRequest{kAnn, kLease}, kEnd))->hold.tag,
+            "old");
+}
+
+// While it lingers a hold has ended for its owner.
+TEST(Tag, AndCapOfLingeringHoldAreNotInherited) {
+  Hold lingers = CappedAt(HoldOf(kAnn, kToken, kEnd, kLinger), kEnd);
+  lingers.tag = "old";
+  const Scene scene(Mode::kExclusive, {lingers});
+  const Hold hold = HoldSetBy(scene.state(), Ask(kAnn), Later(kToken, 1), kEnd + kTick).hold;
+  EXPECT_EQ(hold, (Hold{.owner = kAnn,
+                        .token = Later(kToken, 1),
+                        .since = kEnd + kTick,
+                        .end = kEnd + kTick + kLease}));
+}
+
+TEST(TakeBack, OfUpgradeRestoresCapAndTag) {
+  Hold before = CappedAt(HoldOf(kAnn, kToken), kEnd);
+  before.tag = "reader";
+  Hold after = CappedAt(HoldOf(kAnn, Later(kToken, 5)), kEnd - Millis{5});
+  after.tag = "writer";
+  const Scene scene(Mode::kExclusive, {after});
+  const Decision decision =
+      DecideTakeBack(scene.state(), kAnn, Later(kToken, 5), before, kEnd - Millis{50});
+  ASSERT_TRUE(ChangeOf<HoldSet>(decision).has_value());
+  EXPECT_EQ(ChangeOf<HoldSet>(decision)->hold, before);
 }
 
 // --- Reacquiring ------------------------------------------------------------------------------
@@ -684,9 +1196,9 @@ TEST(Upgrade, OnlyHolderGetsNewHoldUnderNewToken) {
     EXPECT_TRUE(IsUpgrade(scene.state(), request, now));
     const HoldSet held = HoldSetBy(scene.state(), request, admission.token, now);
     EXPECT_EQ(held.mode, Mode::kExclusive);
-    // As many releases as before are owed.
-    EXPECT_EQ(held.hold,
-              (Hold{kAnn, admission.token, now, now + kLease, Millis{0}, reentrant ? 4U : 3U}));
+    // As many releases as before are owed, and the time of the first grant stays.
+    EXPECT_EQ(held.hold, (Hold{kAnn, admission.token, scene.state().lock->Find(kAnn)->since,
+                               now + kLease, Millis{0}, reentrant ? 4U : 3U}));
   }
 }
 
@@ -1340,6 +1852,17 @@ TEST(CurrentToken, IsHighestTokenOfLiveHolds) {
   }
 }
 
+// What a call in line is answered.
+TEST(CurrentToken, IsNeverZero) {
+  for (const Mode mode : kModes) {
+    const Scene scene(mode, {HoldOf(kAnn, kMinToken)});
+    EXPECT_TRUE(IsCurrent(scene.state(), kMinToken, kEnd));
+    EXPECT_FALSE(IsCurrent(scene.state(), Token{0}, kEnd));
+  }
+  EXPECT_FALSE(IsCurrent(Scene().state(), Token{0}, kEnd));
+  EXPECT_FALSE(IsCurrent(Scene("ann").state(), Token{0}, kEnd));
+}
+
 TEST(CurrentToken, IsNoneForPlainLockAndFreeKey) {
   for (const std::string_view value : {"ann"sv, "1700000000000042"sv}) {
     EXPECT_EQ(CurrentToken(Scene(value).state(), kSince), std::nullopt);
@@ -1739,7 +2262,7 @@ TEST_P(MaxHolders, CurrentHolderIsNotBlockedAtMaximum) {
 TEST_P(MaxHolders, PermitIsReservedForWaiterAhead) {
   const Scene two(GetParam(), {three_[0], three_[1]});
   WaitersAhead ahead;
-  ahead.Add(GetParam(), /*limit=*/100);
+  ahead.Add(Ask(kBob, GetParam(), /*limit=*/100));
   EXPECT_EQ(OutcomeFor(two, From(kZoe), ahead),
             GetParam() == Mode::kLimit ? Outcome::kOthersWait : Outcome::kGranted);
   const Scene one(GetParam(), {three_[0]});

@@ -43,13 +43,27 @@ constexpr Hold kSecond{.owner = Owner{"x"},
                        .linger = Millis{0x1234},
                        .count = 0x01020304};
 
+// One of a semaphore that has everything.
+constexpr Hold kFull{.owner = Owner{"y"},
+                     .token = Token{7},
+                     .since = Instant{Millis{2}},
+                     .end = Instant{Millis{3}},
+                     .linger = Millis{4},
+                     .count = 5,
+                     .weight = 0x0102,
+                     .cap = Instant{Millis{0x0708}},
+                     .tag = "host 1"};
+
 // The bytes of these holds, written by hand. Stored data has this format: they must never change.
 const std::string kExampleListed =
     "\x40\x22\x20\x18\x24\x0a\x06\x00"  // token, least byte first
     "\x7b\x68\xe5\xcf\x8b\x01\x00\x00"  // since
     "\xab\xdd\xe5\xcf\x8b\x01\x00\x00"  // end
     "\x00\x00\x00\x00\x00\x00\x00\x00"  // linger
+    "\x00\x00\x00\x00\x00\x00\x00\x00"  // cap
     "\x01\x00\x00\x00"                  // count
+    "\x01\x00\x00\x00"                  // weight
+    "\x00"                              // the tag's size
     "\x08\x00"                          // the owner's size
     "worker-7"s;
 const std::string kSecondListed =
@@ -57,9 +71,24 @@ const std::string kSecondListed =
     "\x01\x00\x00\x00\x00\x00\x00\x00"
     "\x00\x01\x00\x00\x00\x00\x00\x00"
     "\x34\x12\x00\x00\x00\x00\x00\x00"
+    "\x00\x00\x00\x00\x00\x00\x00\x00"
     "\x04\x03\x02\x01"
+    "\x01\x00\x00\x00"
+    "\x00"
     "\x01\x00"
     "x"s;
+const std::string kFullListed =
+    "\x07\x00\x00\x00\x00\x00\x00\x00"
+    "\x02\x00\x00\x00\x00\x00\x00\x00"
+    "\x03\x00\x00\x00\x00\x00\x00\x00"
+    "\x04\x00\x00\x00\x00\x00\x00\x00"
+    "\x08\x07\x00\x00\x00\x00\x00\x00"
+    "\x05\x00\x00\x00"
+    "\x02\x01\x00\x00"
+    "\x06"
+    "\x01\x00"
+    "y"
+    "host 1"s;
 // A lock of one hold is a record.
 const std::string kExampleRecord =
     "\x40\x22\x20\x18\x24\x0a\xe6\x00"   // token; in the last 11 bits 7 for the owner, and the mode
@@ -71,23 +100,45 @@ const std::string kSecondRecord =
     "\x01\x00\x00\x00\x00\x00\x00\x00"  // since
     "\x00\x01\x00\x00\x00\x00\x00\x00"  // end
     "\x34\x12\x00\x00\x00\x00\x00\x00"  // linger
+    "\x00\x00\x00\x00\x00\x00\x00\x00"  // cap
     "\x04\x03\x02\x01"                  // count
+    "\x01\x00\x00\x00"                  // weight
+    "\x00"                              // the tag's size
     "x"s;
+const std::string kFullRecord =
+    "\x07\x00\x00\x00\x00\x00\x00\x40"  // of a limit
+    "\x01\x00\x00\x00\x00\x00\x00\x00"
+    "\x02\x00\x00\x00\x00\x00\x00\x00"
+    "\x03\x00\x00\x00\x00\x00\x00\x00"
+    "\x04\x00\x00\x00\x00\x00\x00\x00"
+    "\x08\x07\x00\x00\x00\x00\x00\x00"
+    "\x05\x00\x00\x00"
+    "\x02\x01\x00\x00"
+    "\x06"
+    "y"
+    "host 1"s;
 
 // Offsets in a listed hold,
 constexpr size_t kTokenAt = 0;
 constexpr size_t kSinceAt = 8;
 constexpr size_t kEndAt = 16;
 constexpr size_t kLingerAt = 24;
-constexpr size_t kCountAt = 32;
-constexpr size_t kOwnerSizeAt = 36;
-constexpr size_t kOwnerAt = 38;
+constexpr size_t kCapAt = 32;
+constexpr size_t kCountAt = 40;
+constexpr size_t kWeightAt = 44;
+constexpr size_t kTagSizeAt = 48;
+constexpr size_t kOwnerSizeAt = 49;
+constexpr size_t kOwnerAt = 51;
 // and in a record.
 constexpr size_t kTimesAt = 8;
 constexpr size_t kWideSinceAt = 16;
 constexpr size_t kWideEndAt = 24;
 constexpr size_t kWideLingerAt = 32;
-constexpr size_t kWideCountAt = 40;
+constexpr size_t kWideCapAt = 40;
+constexpr size_t kWideCountAt = 48;
+constexpr size_t kWideWeightAt = 52;
+constexpr size_t kWideTagSizeAt = 56;
+constexpr size_t kWideOwnerAt = 57;
 
 // --- The tables of docs/storage-format.md, implemented again ----------------------------------
 
@@ -111,8 +162,9 @@ int64_t LeadOf(const Hold& hold) {
 }
 
 bool NeedsWidth(const Hold& hold) {
-  return hold.linger != Millis{0} || hold.count != 1 || LeadOf(hold) <= -kTooMuchLead ||
-         LeadOf(hold) >= kTooMuchLead || hold.end >= kTooLateEnd;
+  return hold.linger != Millis{0} || hold.count != 1 || hold.weight != 1 || hold.cap.has_value() ||
+         !hold.tag.empty() || LeadOf(hold) <= -kTooMuchLead || LeadOf(hold) >= kTooMuchLead ||
+         hold.end >= kTooLateEnd;
 }
 
 // The two words of a narrow record that precede the owner.
@@ -132,12 +184,16 @@ std::string NarrowRecord(Mode mode, const Hold& hold) {
 
 std::string WideRecord(Mode mode, const Hold& hold) {
   return NarrowRecord(mode, hold).substr(0, kTimesAt) + Word(1) + Word(hold.since) +
-         Word(hold.end) + Word(hold.linger) + Word(hold.count, 4) + std::string(hold.owner.bytes);
+         Word(hold.end) + Word(hold.linger) + Word(hold.cap.value_or(Instant{})) +
+         Word(hold.count, 4) + Word(hold.weight, 4) + Word(hold.tag.size(), 1) +
+         std::string(hold.owner.bytes) + std::string(hold.tag);
 }
 
 std::string ListedHold(const Hold& hold) {
   return Word(hold.token.value) + Word(hold.since) + Word(hold.end) + Word(hold.linger) +
-         Word(hold.count, 4) + Word(hold.owner.bytes.size(), 2) + std::string(hold.owner.bytes);
+         Word(hold.cap.value_or(Instant{})) + Word(hold.count, 4) + Word(hold.weight, 4) +
+         Word(hold.tag.size(), 1) + Word(hold.owner.bytes.size(), 2) +
+         std::string(hold.owner.bytes) + std::string(hold.tag);
 }
 
 // The word that precedes a list of holds.
@@ -258,6 +314,8 @@ class Maker {
     if (Below(2) == 0) {
       hold.linger = Millis{Below(2) == 0 ? 0 : static_cast<int64_t>(AnyNumber())};
       hold.count = static_cast<uint32_t>(Below(2) == 0 ? 1 : 1 + Below(kMaxCount));
+      if (Below(2) == 0) hold.cap = std::max(AnyMoment(), kMinInstant + Millis{1});
+      if (Below(2) == 0) hold.tag = std::string_view(kTags).substr(Below(8), 1 + Below(56));
       return hold;
     }
     const auto lead = static_cast<int64_t>(Below(2 * PowerOfTwo(20) + 3)) - kTooMuchLead - 1;
@@ -269,6 +327,9 @@ class Maker {
   // Below 2^53, of any magnitude.
   uint64_t AnyNumber() { return random_() >> (11 + Below(53)); }
   Instant AnyMoment() { return Instant{Millis{static_cast<int64_t>(AnyNumber())}}; }
+
+  static constexpr const char* kTags =
+      "host-17 pid 4711 ~ !\"#$%&'()*+,-./:;<=>?@[]^_`{|} nightly invoice run, second try";
 
   std::mt19937_64 random_;
   std::vector<std::string> owners_;
@@ -290,6 +351,7 @@ TEST(Encoding, OneHoldHasExpectedBytes) {
   expect(Mode::kExclusive, kSecond, kSecondRecord);
   expect(Mode::kShared, kSecond, "\x06\x05\x04\x03\x02\x01\x00\x20"s + kSecondRecord.substr(8));
   expect(Mode::kLimit, kSecond, "\x06\x05\x04\x03\x02\x01\x00\x40"s + kSecondRecord.substr(8));
+  expect(Mode::kLimit, kFull, kFullRecord);
   // The lead is stored as twice its value, modulo 2^22.
   const std::string begin = kExampleRecord.substr(0, 8);
   expect(Mode::kExclusive, WithLead(kExample, 5),
@@ -328,7 +390,10 @@ TEST(Encoding, MatchesExamplesInStorageFormatDocs) {
             "\x56\x1b\x00\x00\x00\x00\x00\x00"
             "\x28\x23\x00\x00\x00\x00\x00\x00"
             "\x05\x00\x00\x00\x00\x00\x00\x00"
+            "\x00\x00\x00\x00\x00\x00\x00\x00"
             "\x01\x00\x00\x00"
+            "\x01\x00\x00\x00"
+            "\x00"
             "ab"s);
   EXPECT_EQ(Encode(*LockOf(Mode::kShared, {wide, other})),
             "\x00\x00\x00\x00\x00\x00\x00\xa0"
@@ -336,13 +401,15 @@ TEST(Encoding, MatchesExamplesInStorageFormatDocs) {
             "\x56\x1b\x00\x00\x00\x00\x00\x00"
             "\x28\x23\x00\x00\x00\x00\x00\x00"
             "\x05\x00\x00\x00\x00\x00\x00\x00"
-            "\x01\x00\x00\x00\x02\x00"
+            "\x00\x00\x00\x00\x00\x00\x00\x00"
+            "\x01\x00\x00\x00\x01\x00\x00\x00\x00\x02\x00"
             "ab"
             "\xc1\xcf\x6a\x00\x00\x00\x00\x00"
             "\x58\x1b\x00\x00\x00\x00\x00\x00"
             "\x1c\x25\x00\x00\x00\x00\x00\x00"
             "\x00\x00\x00\x00\x00\x00\x00\x00"
-            "\x01\x00\x00\x00\x01\x00"
+            "\x00\x00\x00\x00\x00\x00\x00\x00"
+            "\x01\x00\x00\x00\x01\x00\x00\x00\x00\x01\x00"
             "c"s);
 }
 
@@ -412,7 +479,7 @@ TEST(Encoding, BoundaryValuesRoundTrip) {
   }
 }
 
-// Rare fields cost 28 bytes; nothing else does.
+// Rare fields cost 41 bytes, and a tag its own; nothing else does.
 TEST(Encoding, RecordsAreWideOnlyWhenNeeded) {
   const auto extra = [](const Hold& hold) {
     return Encode(*LockOf(Mode::kExclusive, {hold})).size() - 16 - hold.owner.bytes.size();
@@ -427,8 +494,14 @@ TEST(Encoding, RecordsAreWideOnlyWhenNeeded) {
   }
   for (const Hold& wide : {With(kExample, Millis{1}, 1), With(kExample, Millis{0}, 2),
                            WithLead(kExample, 1'048'576), WithLead(kExample, -1'048'576), later}) {
-    EXPECT_EQ(extra(wide), 28U);
+    EXPECT_EQ(extra(wide), 41U);
   }
+  Hold tagged = kExample;
+  tagged.tag = "host";
+  EXPECT_EQ(extra(tagged), 45U);
+  Hold capped = kExample;
+  capped.cap = capped.end;
+  EXPECT_EQ(extra(capped), 41U);
 }
 
 TEST(Encoding, RandomLocksRoundTrip) {
@@ -594,7 +667,11 @@ std::vector<Field> Fields() {
       {"since of a wide record", kSecondRecord, kWideSinceAt, 8, 0, kLast},
       {"end of a wide record", kSecondRecord, kWideEndAt, 8, 0, kLast},
       {"linger of a wide record", kSecondRecord, kWideLingerAt, 8, 0, kLast},
+      {"cap of a wide record", kSecondRecord, kWideCapAt, 8, 0, kLast},
       {"count of a wide record", kSecondRecord, kWideCountAt, 4, 1, kMaxCount},
+      {"weight of a permit", kFullRecord, kWideWeightAt, 4, 1, kMaxLimit},
+      {"weight of an exclusive hold", kSecondRecord, kWideWeightAt, 4, 1, 1},
+      {"size of a tag", kFullRecord, kWideTagSizeAt, 1, 6, 6},
       {"token of a wide record", kSecondRecord, 0, 6, 1, PowerOfTwo(48) - 1},
   };
   for (const size_t hold_at : {size_t{8}, 8 + kExampleListed.size()}) {
@@ -602,16 +679,38 @@ std::vector<Field> Fields() {
     fields.push_back({"since in a list", list, hold_at + kSinceAt, 8, 0, kLast});
     fields.push_back({"end in a list", list, hold_at + kEndAt, 8, 0, kLast});
     fields.push_back({"linger in a list", list, hold_at + kLingerAt, 8, 0, kLast});
+    fields.push_back({"cap in a list", list, hold_at + kCapAt, 8, 0, kLast});
     fields.push_back({"count in a list", list, hold_at + kCountAt, 4, 1, kMaxCount});
+    fields.push_back({"weight in a shared list", list, hold_at + kWeightAt, 4, 1, 1});
   }
+  const std::string permits = List(Mode::kLimit, {kSecond, kFull});
+  const size_t full_at = 8 + kSecondListed.size();
+  fields.push_back({"weight in a list", permits, full_at + kWeightAt, 4, 1, kMaxLimit});
+  fields.push_back({"size of a tag in a list", permits, full_at + kTagSizeAt, 1, 6, 6});
   return fields;
+}
+
+TEST(Decoder, RefusesTagsThatAreNotPrintable) {
+  for (const char c : {'\0', '\n', '\x1f', '\x7f', '\x80', '\xff'}) {
+    for (std::string bytes : {kFullRecord, List(Mode::kLimit, {kSecond, kFull})}) {
+      EXPECT_TRUE(DecodesExactly(bytes));
+      bytes.back() = c;
+      EXPECT_FALSE(DecodesExactly(bytes)) << static_cast<int>(c);
+    }
+  }
+  Hold longest = kFull;
+  longest.tag = "0123456789012345678901234567890123456789012345678901234567890123";
+  EXPECT_TRUE(DecodesExactly(WideRecord(Mode::kLimit, longest)));
+  longest.tag = "01234567890123456789012345678901234567890123456789012345678901234";
+  EXPECT_FALSE(DecodesExactly(WideRecord(Mode::kLimit, longest)));
 }
 
 TEST(Decoder, RefusesNumbersOutOfRange) {
   for (const Field& field : Fields()) {
     for (const uint64_t number :
-         {uint64_t{0}, uint64_t{1}, PowerOfTwo(32) - 1, PowerOfTwo(48) - 1, kLast, kLast + 1,
-          PowerOfTwo(62), PowerOfTwo(63), PowerOfTwo(63) + 1, ~uint64_t{0}}) {
+         {uint64_t{0}, uint64_t{1}, uint64_t{6}, uint64_t{kMaxLimit}, uint64_t{kMaxLimit} + 1,
+          PowerOfTwo(32) - 1, PowerOfTwo(48) - 1, kLast, kLast + 1, PowerOfTwo(62), PowerOfTwo(63),
+          PowerOfTwo(63) + 1, ~uint64_t{0}}) {
       if (field.size < 8 && number >= PowerOfTwo(static_cast<int>(8 * field.size))) continue;
       const bool good = number >= field.least && number <= field.most;
       EXPECT_EQ(DecodesExactly(Patched(field.bytes, field.at, field.size, number)), good)
@@ -678,7 +777,8 @@ std::vector<Case> RecordCases() {
   // The record contains the owner's size, which must match the size of the record.
   for (size_t said = 1; said <= 256; ++said) {
     const std::string head = NarrowWords(0, said, 7'000'000, 2, 9000);
-    const std::string wide = head.substr(0, kTimesAt) + kSecondRecord.substr(kTimesAt, 36);
+    const std::string wide =
+        head.substr(0, kTimesAt) + kSecondRecord.substr(kTimesAt, kWideOwnerAt - kTimesAt);
     for (const size_t size : {size_t{0}, said - 1, said, said + 1, size_t{256}, size_t{257}}) {
       cases.push_back({"owner of a narrow record", head + std::string(size, 'o'), size == said});
       cases.push_back({"owner of a wide record", wide + std::string(size, 'o'), size == said});
@@ -771,7 +871,9 @@ TEST(Decoder, FlippedBitIsRefusedOrDecodesToOtherLock) {
     const bool in_head = (bit >= 53 && bit < 61) || bit == 63;
     const bool in_times = bit >= 8 * kTimesAt && bit < 8 * kWideSinceAt;
     const bool beyond = bit >= 8 * kWideSinceAt && bit < 8 * kWideCountAt && bit % 64 >= 53;
-    EXPECT_EQ(DecodesExactly(Flipped(kSecondRecord, bit)), !in_head && !in_times && !beyond)
+    const bool of_limit = bit >= 8 * kWideWeightAt && bit < 8 * kWideOwnerAt;  // or of a tag
+    EXPECT_EQ(DecodesExactly(Flipped(kSecondRecord, bit)),
+              !in_head && !in_times && !beyond && !of_limit)
         << "wide " << bit;
   }
   int noticed = 0;

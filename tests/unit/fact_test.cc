@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -25,8 +27,8 @@ constexpr std::string_view kRefusal =
     "ERR not a fact: expected ENDED key owner [UNDELIVERED], EXPIRED key before-ms, SESSION key "
     "at-ms owner [owner ...], or FLOOR token";
 constexpr std::string_view kHeldRefusal =
-    "ERR not a fact: expected key owner \"token since-ms end-ms\" [SHARED | LIMIT] [COUNT n] "
-    "[LINGER ms]";
+    "ERR not a fact: expected key owner \"token since-ms end-ms\" [SHARED | LIMIT] [WEIGHT w] "
+    "[COUNT n] [LINGER ms] [CAP ms] [TAG text]";
 constexpr std::string_view kLast = "9007199254740991";    // 2^53 - 1
 constexpr std::string_view kBeyond = "9007199254740992";  // 2^53
 
@@ -191,42 +193,128 @@ TEST(HoldSetFact, ParsesPackedNumbers) {
   }
 }
 
-// --- The details of LOCK.HELD: [SHARED | LIMIT] [COUNT n] [LINGER ms] ---------------------------
+// --- The details of LOCK.HELD: [SHARED | LIMIT] [WEIGHT w] [COUNT n] [LINGER ms] [CAP ms] [TAG
+// text]
 
-TEST(HeldDetails, ParseModeCountAndLinger) {
+TEST(HeldDetails, SetOneFieldEach) {
   struct Case {
     Words details;
     Mode mode;
-    uint32_t count;
-    int64_t linger;
+    Hold hold;
+  };
+  const std::string longest(64, '~');
+  const auto with = [](auto change) {
+    Hold hold = kHold;
+    change(hold);
+    return hold;
+  };
+  const auto count = [&](uint32_t n) { return with([n](Hold& hold) { hold.count = n; }); };
+  const auto linger = [&](int64_t ms) {
+    return with([ms](Hold& hold) { hold.linger = Millis{ms}; });
+  };
+  const auto weight = [&](uint32_t w) { return with([w](Hold& hold) { hold.weight = w; }); };
+  const auto cap = [&](int64_t ms) {
+    return with([ms](Hold& hold) { hold.cap = Instant{Millis{ms}}; });
+  };
+  const auto tag = [&](std::string_view text) {
+    return with([text](Hold& hold) { hold.tag = text; });
   };
   const std::vector<Case> cases = {
-      {{}, Mode::kExclusive, 1, 0},
-      {{"SHARED"}, Mode::kShared, 1, 0},
-      {{"LIMIT"}, Mode::kLimit, 1, 0},
-      {{"COUNT", "2"}, Mode::kExclusive, 2, 0},
-      {{"COUNT", "4294967295"}, Mode::kExclusive, 4294967295, 0},
-      {{"LINGER", "1"}, Mode::kExclusive, 1, 1},
-      {{"LINGER", kLast}, Mode::kExclusive, 1, (int64_t{1} << 53) - 1},
-      {{"SHARED", "COUNT", "3"}, Mode::kShared, 3, 0},
-      {{"SHARED", "LINGER", "500"}, Mode::kShared, 1, 500},
-      {{"LIMIT", "LINGER", "500"}, Mode::kLimit, 1, 500},
-      {{"LIMIT", "COUNT", "9", "LINGER", "500"}, Mode::kLimit, 9, 500},
-      {{"COUNT", "9", "LINGER", "500"}, Mode::kExclusive, 9, 500},
-      {{"SHARED", "COUNT", "9", "LINGER", "500"}, Mode::kShared, 9, 500},
-      {{"shared", "cOuNt", "9", "linger", "500"}, Mode::kShared, 9, 500},
+      {{}, Mode::kExclusive, kHold},
+      {{"SHARED"}, Mode::kShared, kHold},
+      {{"LIMIT"}, Mode::kLimit, kHold},
+      {{"COUNT", "2"}, Mode::kExclusive, count(2)},
+      {{"COUNT", "4294967295"}, Mode::kExclusive, count(4294967295)},
+      {{"LINGER", "1"}, Mode::kExclusive, linger(1)},
+      {{"LINGER", kLast}, Mode::kExclusive, linger((int64_t{1} << 53) - 1)},
+      {{"SHARED", "COUNT", "3"}, Mode::kShared, count(3)},
+      {{"SHARED", "LINGER", "500"}, Mode::kShared, linger(500)},
+      {{"LIMIT", "LINGER", "500"}, Mode::kLimit, linger(500)},
+      {{"LIMIT", "WEIGHT", "2"}, Mode::kLimit, weight(2)},
+      {{"LIMIT", "WEIGHT", "100000"}, Mode::kLimit, weight(kMaxLimit)},
+      {{"CAP", "1"}, Mode::kExclusive, cap(1)},
+      {{"CAP", kLast}, Mode::kExclusive, cap((int64_t{1} << 53) - 1)},
+      {{"SHARED", "CAP", "500"}, Mode::kShared, cap(500)},
+      {{"CAP", "2000"}, Mode::kExclusive, cap(2000)},
+      {{"CAP", "1999"}, Mode::kExclusive, cap(1999)},  // servers do not compare it with the end
+      {{"TAG", "a"}, Mode::kExclusive, tag("a")},
+      {{"TAG", longest}, Mode::kExclusive, tag(longest)},
+      {{"TAG", " two words "}, Mode::kExclusive, tag(" two words ")},
+      {{"TAG", "TAG"}, Mode::kExclusive, tag("TAG")},
+      {{"TAG", "SHARED"}, Mode::kExclusive, tag("SHARED")},
+      {{"TAG", "ALSO"}, Mode::kExclusive, tag("ALSO")},  // only requests must not say that
+      {{"LIMIT", "TAG", "7"}, Mode::kLimit, tag("7")},
   };
-  for (const auto& [details, mode, count, linger] : cases) {
+  for (const auto& [details, mode, hold] : cases) {
     SCOPED_TRACE(testing::PrintToString(details));
     const HeldWords words{.details = details};
     const auto fact = ParseHeld(words);
     ASSERT_TRUE(fact.has_value());
-    Hold expected = kHold;
-    expected.count = count;
-    expected.linger = Millis{linger};
-    EXPECT_EQ(fact->held.hold, expected);
+    EXPECT_EQ(fact->held.hold, hold);
     EXPECT_EQ(fact->held.mode, mode);
   }
+}
+
+// One word or two for each detail, in the order in which they are written.
+const std::vector<Words> kDetailsInOrder = {{"LIMIT"},         {"WEIGHT", "4"}, {"COUNT", "9"},
+                                            {"LINGER", "500"}, {"CAP", "3000"}, {"TAG", "t"}};
+
+// Any of them may be missing, but for LIMIT where there is a weight.
+TEST(HeldDetails, AnyMayBeMissing) {
+  for (unsigned present = 0; present < 1U << kDetailsInOrder.size(); ++present) {
+    const auto has = [present](unsigned detail) { return (present >> detail & 1) != 0; };
+    HeldWords words;
+    for (unsigned i = 0; i < kDetailsInOrder.size(); ++i) {
+      if (!has(i)) continue;
+      words.details.insert(words.details.end(), kDetailsInOrder[i].begin(),
+                           kDetailsInOrder[i].end());
+    }
+    if (has(1) && !has(0)) {
+      ExpectHeldRefused(words);
+      continue;
+    }
+    SCOPED_TRACE(testing::PrintToString(words.details));
+    const auto fact = ParseHeld(words);
+    ASSERT_TRUE(fact.has_value());
+    Hold expected = kHold;
+    if (has(1)) expected.weight = 4;
+    if (has(2)) expected.count = 9;
+    if (has(3)) expected.linger = Millis{500};
+    if (has(4)) expected.cap = Instant{Millis{3000}};
+    if (has(5)) expected.tag = "t";
+    EXPECT_EQ(fact->held.hold, expected);
+    EXPECT_EQ(fact->held.mode, has(0) ? Mode::kLimit : Mode::kExclusive);
+  }
+}
+
+TEST(HeldDetails, HaveOneOrder) {
+  std::vector<size_t> order = {0, 1, 2, 3, 4, 5};
+  int orders = 0;
+  do {
+    HeldWords words;
+    for (const size_t i : order) {
+      words.details.insert(words.details.end(), kDetailsInOrder[i].begin(),
+                           kDetailsInOrder[i].end());
+    }
+    if (std::is_sorted(order.begin(), order.end())) {
+      EXPECT_TRUE(ParseHeld(words).has_value());
+    } else {
+      ExpectHeldRefused(words);
+    }
+    ++orders;
+  } while (std::next_permutation(order.begin(), order.end()));
+  EXPECT_EQ(orders, 720);
+}
+
+TEST(HeldDetails, WordsAreCaseInsensitiveButTheTagIsNot) {
+  const HeldWords words{.details = {"lImIt", "weight", "2", "cOuNt", "9", "linger", "500", "Cap",
+                                    "3000", "tag", "aB"}};
+  const auto fact = ParseHeld(words);
+  ASSERT_TRUE(fact.has_value());
+  EXPECT_EQ(fact->held.hold.weight, 2);
+  EXPECT_EQ(fact->held.hold.count, 9);
+  EXPECT_EQ(fact->held.hold.cap, Instant{Millis{3000}});
+  EXPECT_EQ(fact->held.hold.tag, "aB");
 }
 
 // Writer and parser share one table of keywords.
@@ -235,17 +323,23 @@ TEST(HeldDetails, ParserAcceptsWrittenKeywords) {
   EXPECT_EQ(WordFor(Mode::kShared), "SHARED");
   EXPECT_EQ(WordFor(Mode::kLimit), "LIMIT");
   for (const Mode mode : {Mode::kShared, Mode::kLimit}) {
-    const HeldWords words{.details = {WordFor(mode), kCountWord, "7", kLingerWord, "8"}};
+    const HeldWords words{.details = {WordFor(mode), kCountWord, "7", kLingerWord, "8", kCapWord,
+                                      "9", kTagWord, "text"}};
     const auto fact = ParseHeld(words);
     ASSERT_TRUE(fact.has_value());
     EXPECT_EQ(fact->held.mode, mode);
     EXPECT_EQ(fact->held.hold.count, 7);
     EXPECT_EQ(fact->held.hold.linger, Millis{8});
+    EXPECT_EQ(fact->held.hold.cap, Instant{Millis{9}});
+    EXPECT_EQ(fact->held.hold.tag, "text");
   }
+  const HeldWords heavy{.details = {WordFor(Mode::kLimit), kWeightWord, "6"}};
+  EXPECT_EQ(ParseHeld(heavy)->held.hold.weight, 6);
 }
 
 // Redundant words are never written, so they are not accepted: a fact has exactly one spelling.
 TEST(HeldDetails, RefuseAnyOtherSpelling) {
+  const std::string too_long(65, 't');
   for (const Words& details : std::vector<Words>{
            {""},
            {"EXCLUSIVE"},
@@ -277,12 +371,41 @@ TEST(HeldDetails, RefuseAnyOtherSpelling) {
            {"SESSION"},
            {"REENTRANT"},
            {"2"},
+           {"WEIGHT"},
+           {"WEIGHT", "2"},
+           {"SHARED", "WEIGHT", "2"},
+           {"LIMIT", "WEIGHT"},
+           {"LIMIT", "WEIGHT", "0"},
+           {"LIMIT", "WEIGHT", "1"},
+           {"LIMIT", "WEIGHT", "100001"},
+           {"LIMIT", "WEIGHT", "4294967298"},
+           {"LIMIT", "WEIGHT", "2", "WEIGHT", "2"},
+           {"CAP"},
+           {"CAP", "0"},
+           {"CAP", kBeyond},
+           {"CAP", "9223372036854775807"},
+           {"CAP", "5", "CAP", "5"},
+           {"MAXHOLD", "5"},
+           {"TAG"},
+           {"TAG", ""},
+           {"TAG", too_long},
+           {"TAG", "a\nb"},
+           {"TAG", "a\0b"sv},
+           {"TAG", "\x7f"},
+           {"TAG", "\x1f"},
+           {"TAG", "\xc3\xa4"},
+           {"TAG", "a", "b"},
+           {"TAG", "a", "TAG", "a"},
+           {"TAG", "a", "SHARED"},
+           {"NOTIFY", "c", "i"},
        }) {
     ExpectHeldRefused({.details = details});
   }
   for (const std::string& bad : kBadNumbers) {
     ExpectHeldRefused({.details = {"COUNT", bad}});
     ExpectHeldRefused({.details = {"LINGER", bad}});
+    ExpectHeldRefused({.details = {"LIMIT", "WEIGHT", bad}});
+    ExpectHeldRefused({.details = {"CAP", bad}});
   }
 }
 
@@ -291,6 +414,9 @@ TEST(HeldDetails, DoNotMaskInvalidHold) {
   ExpectHeldRefused({.token = "0", .details = {"SHARED"}});
   ExpectHeldRefused({.end = "", .details = {"SHARED"}});
   ExpectHeldRefused({.end = std::string(kBeyond), .details = {"LINGER", "5"}});
+  ExpectHeldRefused({.owner = "", .details = {"TAG", "t"}});
+  ExpectHeldRefused({.token = "0", .details = {"LIMIT", "WEIGHT", "2"}});
+  ExpectHeldRefused({.end = std::string(kBeyond), .details = {"CAP", "5"}});
 }
 
 // --- ENDED --------------------------------------------------------------------------------------

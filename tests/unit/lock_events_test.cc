@@ -42,8 +42,8 @@ Losses Owners(const std::vector<LostHold>& lost) {
 }
 
 void ExpectEvent(const LockPtr& lock, const HoldSet& held, std::optional<LockEvent> event,
-                 const Losses& lost = {}) {
-  const HoldSetEvents result = EventsOf(lock.get(), held);
+                 const Losses& lost = {}, std::optional<Instant> now = std::nullopt) {
+  const HoldSetEvents result = EventsOf(lock.get(), held, now);
   EXPECT_EQ(result.event, event);
   EXPECT_EQ(Owners(result.lost), lost);
 }
@@ -104,6 +104,19 @@ TEST(EventsOf, NewHoldReportsReplacedHoldsAsExpired) {
   ExpectEvent(LockOf(Mode::kShared, {HoldOf(kAnn, 5), HoldOf(kBob, 6, kLater)}),
               {Mode::kShared, HoldOf(kAnn, 7, kLater)}, LockEvent::kAcquired,
               {{"ann", Loss::kExpired}});
+}
+
+// After the clock was set back, the times of the holds do not tell a hold that goes on from one
+// that ended, lingered, and was granted anew in the millisecond of its first grant.
+TEST(EventsOf, TimeOfDecisionTellsWhetherHoldHadEnded) {
+  Hold ended = HoldOf(kAnn, 5);
+  ended.linger = Millis{1000};
+  ended.end = kThen - Millis{1};
+  const LockPtr lock = LockOf(Mode::kExclusive, {ended});
+  const HoldSet anew{Mode::kExclusive, HoldOf(kAnn, 6)};
+  ExpectEvent(lock, anew, LockEvent::kAcquired, {{"ann", Loss::kExpired}}, kThen);
+  ExpectEvent(lock, anew, LockEvent::kAcquired, {}, kThen - Millis{1});
+  ExpectEvent(lock, anew, LockEvent::kAcquired, {});
 }
 
 TEST(EventsOf, RevertedUpgradeIsLostAsUndelivered) {

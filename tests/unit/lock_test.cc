@@ -56,11 +56,27 @@ Hold Rare(Hold hold, Millis linger, uint32_t count) {
   return hold;
 }
 
-// Ann's hold with each field in turn just beyond what a narrow record can store.
+Hold Weighing(Hold hold, uint32_t weight) {
+  hold.weight = weight;
+  return hold;
+}
+
+Hold Tagged(Hold hold, std::string_view tag) {
+  hold.tag = tag;
+  return hold;
+}
+
+Hold Capped(Hold hold, std::optional<Instant> cap) {
+  hold.cap = cap;
+  return hold;
+}
+
+// Ann's hold with each field in turn just beyond what a narrow record can store; all but those with
+// a tag need the same space.
 Holds WideHolds() {
   constexpr Millis kTooMuchLead{1 << 20};
   Holds holds = {Rare(kAnnsHold, Millis{5}, 1), Rare(kAnnsHold, Millis{0}, 2),
-                 Rare(kAnnsHold, Millis{5}, 2)};
+                 Rare(kAnnsHold, Millis{5}, 2), Capped(kAnnsHold, kEnd)};
   for (const Instant since : {kSince - kTooMuchLead, kSince + kTooMuchLead}) {
     holds.push_back(kAnnsHold);
     holds.back().since = since;
@@ -144,6 +160,27 @@ TEST(IsWellFormed, ChecksEveryField) {
   EXPECT_FALSE(IsWellFormed(Rare(kAnnsHold, Millis{-1}, 1)));
   EXPECT_FALSE(IsWellFormed(Rare(kAnnsHold, longest_linger + kTick, 1)));
   EXPECT_FALSE(IsWellFormed(Rare(kAnnsHold, Millis{0}, 0)));
+  EXPECT_TRUE(IsWellFormed(Weighing(kAnnsHold, kMaxLimit)));
+  EXPECT_FALSE(IsWellFormed(Weighing(kAnnsHold, 0)));
+  EXPECT_FALSE(IsWellFormed(Weighing(kAnnsHold, kMaxLimit + 1)));
+  EXPECT_TRUE(IsWellFormed(Capped(kAnnsHold, kMinInstant + kTick)));
+  EXPECT_TRUE(IsWellFormed(Capped(kAnnsHold, kMaxInstant)));
+  EXPECT_FALSE(IsWellFormed(Capped(kAnnsHold, kMinInstant))) << "it would be stored as none";
+  EXPECT_FALSE(IsWellFormed(Capped(kAnnsHold, kMaxInstant + kTick)));
+  EXPECT_TRUE(IsWellFormed(Tagged(kAnnsHold, std::string(64, '~'))));
+  EXPECT_FALSE(IsWellFormed(Tagged(kAnnsHold, std::string(65, '~'))));
+  for (const std::string_view tag : {"\n"sv, "a\0"sv, "\x1f"sv, "\x7f"sv, "\x80"sv, "\xff"sv}) {
+    EXPECT_FALSE(IsWellFormed(Tagged(kAnnsHold, tag)));
+  }
+}
+
+TEST(IsTag, Takes1To64PrintableAsciiCharacters) {
+  for (int byte = 0; byte < 256; ++byte) {
+    EXPECT_EQ(IsTag(std::string(1, static_cast<char>(byte))), byte >= 0x20 && byte <= 0x7e) << byte;
+  }
+  EXPECT_FALSE(IsTag(""));
+  EXPECT_TRUE(IsTag(std::string(64, 't')));
+  EXPECT_FALSE(IsTag(std::string(65, 't')));
 }
 
 // --- A lock of one hold -----------------------------------------------------------------------
@@ -216,8 +253,143 @@ TEST(LockOfOne, NarrowRecordTakesTwoWordsPlusOwner) {
   }
   for (const Hold& wide : WideHolds()) {
     const LockPtr lock(Lock::Make({Mode::kExclusive, wide}));
-    EXPECT_EQ(lock->AsBytes().size(), 16 + 28 + 3);
+    EXPECT_EQ(lock->AsBytes().size(), 16 + 41 + 3);
     EXPECT_EQ(HoldsOf(*lock), Holds{wide});
+  }
+  for (const std::string& tag : {"t"s, std::string(64, 't')}) {
+    const LockPtr lock(Lock::Make({Mode::kExclusive, Tagged(kAnnsHold, tag)}));
+    EXPECT_EQ(lock->AsBytes().size(), 16 + 41 + 3 + tag.size());
+  }
+}
+
+TEST(LockOfOne, KeepsWeightCapAndTag) {
+  const std::string longest(64, '~');
+  const std::string owner(256, 'o');
+  for (const uint32_t weight : {1U, 2U, kMaxLimit}) {
+    for (const auto cap : {std::optional<Instant>(), std::optional(kMinInstant + kTick),
+                           std::optional(kEnd), std::optional(kMaxInstant)}) {
+      for (const std::string_view tag : {""sv, " "sv, "tag"sv, std::string_view(longest)}) {
+        for (const Owner of : {kAnn, Owner{owner}}) {
+          Hold hold = Capped(Tagged(Weighing(kAnnsHold, weight), tag), cap);
+          hold.owner = of;
+          const LockPtr lock(Lock::Make({Mode::kLimit, hold}));
+          ASSERT_EQ(lock->at(Order::kByOwner, 0), hold);
+          ASSERT_EQ(lock->Find(of), hold);
+          ASSERT_EQ(lock->blocks_until(), hold.blocks_until()) << "a cap ends nothing by itself";
+          // The bytes are all there is.
+          const std::string bytes(lock->AsBytes());
+          auto* copy = static_cast<char*>(::operator new(bytes.size()));
+          std::copy(bytes.begin(), bytes.end(), copy);
+          const LockPtr adopted(Lock::Adopt(copy, bytes.size()));
+          ASSERT_NE(adopted, nullptr);
+          ASSERT_EQ(adopted->at(Order::kByOwner, 0), hold);
+        }
+      }
+    }
+  }
+}
+
+// --- Weights ------------------------------------------------------------------------------------
+
+TEST(WeightBlocking, OfOneHoldIsItsWeightWhileItBlocks) {
+  for (const uint32_t weight : {1U, 7U, kMaxLimit}) {
+    const LockPtr lock(
+        Lock::Make({Mode::kLimit, Weighing(Rare(kAnnsHold, Millis{500}, 1), weight)}));
+    EXPECT_EQ(lock->WeightBlocking(kMinInstant), weight);
+    EXPECT_EQ(lock->WeightBlocking(kEnd + Millis{500}), weight) << "it lingers";
+    EXPECT_EQ(lock->WeightBlocking(kEnd + Millis{501}), 0);
+  }
+  const LockPtr narrow(Lock::Make({Mode::kLimit, kAnnsHold}));
+  EXPECT_EQ(narrow->WeightBlocking(kEnd), 1);
+  EXPECT_EQ(narrow->WeightBlocking(kEnd + kTick), 0);
+}
+
+// Cat's hold ends first, then Bob's, then Ann's.
+TEST(WeightBlocking, OfSeveralHoldsIsTheSumOfThoseThatBlock) {
+  struct Case {
+    uint32_t ann;
+    uint32_t bob;
+    uint32_t cat;
+  };
+  for (const auto& [ann, bob, cat] : {Case{1, 1, 1}, Case{5, 1, 1}, Case{1, 5, 1}, Case{1, 1, 5},
+                                      Case{2, 30, 400}, Case{kMaxLimit, kMaxLimit, kMaxLimit}}) {
+    Cell cell;
+    cell << HoldSet{Mode::kLimit, Weighing(kBobsHold, bob)}
+         << HoldSet{Mode::kLimit, Weighing(kAnnsHold, ann)}
+         << HoldSet{Mode::kLimit, Weighing(kCatsHold, cat)};
+    EXPECT_EQ(cell->WeightBlocking(kMinInstant), uint64_t{ann} + bob + cat);
+    EXPECT_EQ(cell->WeightBlocking(kEnd - Millis{20}), uint64_t{ann} + bob + cat);
+    EXPECT_EQ(cell->WeightBlocking(kEnd - Millis{19}), uint64_t{ann} + bob);
+    EXPECT_EQ(cell->WeightBlocking(kEnd - Millis{9}), ann);
+    EXPECT_EQ(cell->WeightBlocking(kEnd), ann);
+    EXPECT_EQ(cell->WeightBlocking(kEnd + kTick), 0);
+  }
+}
+
+TEST(WeightBlocking, FollowsEveryChange) {
+  Cell cell;
+  const auto weight = [&cell] { return cell->WeightBlocking(kSince); };
+  cell << HoldSet{Mode::kLimit, Weighing(kAnnsHold, 3)};
+  cell << HoldSet{Mode::kLimit, Weighing(kBobsHold, 4)};
+  EXPECT_EQ(weight(), 7) << "a lock of one became a lock of two";
+  cell << HoldSet{Mode::kLimit, Weighing(kAnnsHold, 30)};
+  EXPECT_EQ(weight(), 34) << "heavier";
+  cell << HoldSet{Mode::kLimit, kAnnsHold};
+  EXPECT_EQ(weight(), 5) << "narrow again";
+  cell << HoldSet{Mode::kLimit, Weighing(kCatsHold, 9)};
+  EXPECT_EQ(weight(), 14);
+  cell << HoldReleased{kBob};
+  EXPECT_EQ(weight(), 10);
+  cell << HoldSet{Mode::kLimit, Weighing(kBobsHold, 2)} << HoldEnded{kCat};
+  EXPECT_EQ(weight(), 3);
+  cell << HoldSet{Mode::kLimit, Weighing(Rare(kCatsHold, Millis{9}, 1), 6)};
+  const std::array owners = {kCat, kBob};
+  cell << SessionsEnded{kSince, owners};
+  EXPECT_EQ(cell->WeightBlocking(kSince), 7) << "Bob's is gone, Cat's lingers";
+  EXPECT_EQ(cell->WeightBlocking(kSince + Millis{9}), 1) << "and is over";
+  cell << HoldsExpired{kSince + Millis{9}};
+  EXPECT_EQ(weight(), 1);
+  cell << HoldSet{Mode::kLimit, Weighing(kBobsHold, 2)};
+  cell << HoldSet{Mode::kShared, kBobsHold};
+  EXPECT_EQ(weight(), 1) << "a hold of another kind takes the place of all";
+  const Holds holds = {Weighing(kAnnsHold, 8), Weighing(kBobsHold, 20)};
+  const LockPtr made(Lock::Make(Mode::kLimit, holds));
+  EXPECT_EQ(made->WeightBlocking(kSince), 28);
+}
+
+// With few and with many holds that have ended, over several leaves, where weights are mixed or
+// nearly all 1.
+TEST(WeightBlocking, OfManyHoldsIsRightAtAllTimes) {
+  constexpr size_t kHolds = 1'500;
+  for (const uint64_t one_heavy_in : {uint64_t{1}, uint64_t{7}, uint64_t{kHolds}}) {
+    std::mt19937_64 random(one_heavy_in);
+    std::vector<std::string> owners;
+    std::vector<Hold> holds;
+    std::vector<uint64_t> expected(kHolds + 1, 0);  // by how many milliseconds have passed
+    for (size_t i = 0; i < kHolds; ++i) owners.push_back(std::to_string(i));
+    for (size_t i = 0; i < kHolds; ++i) {
+      const auto weight =
+          static_cast<uint32_t>(random() % one_heavy_in == 0 ? 1 + random() % 1'000 : 1);
+      const size_t ends = random() % kHolds;
+      const size_t lingers = random() % (kHolds - ends);
+      holds.push_back(
+          Weighing({Owner{owners[i]}, Token{1 + i}, kSince, kSince + Millis{ends}, Millis{lingers}},
+                   weight));
+      for (size_t ms = 0; ms <= ends + lingers; ++ms) expected[ms] += weight;
+    }
+    const LockPtr made(Lock::Make(Mode::kLimit, holds));
+    Cell cell;
+    for (const Hold& hold : holds) cell << HoldSet{Mode::kLimit, hold};
+    for (size_t ms = 0; ms <= kHolds; ++ms) {
+      ASSERT_EQ(made->WeightBlocking(kSince + Millis{ms}), expected[ms]) << ms;
+      ASSERT_EQ(cell->WeightBlocking(kSince + Millis{ms}), expected[ms]) << ms;
+    }
+    // Half of them at once.
+    const HoldsExpired half{kSince + Millis{kHolds / 2}};
+    cell << half;
+    for (size_t ms = kHolds / 2; ms <= kHolds; ++ms) {
+      ASSERT_EQ(cell->WeightBlocking(kSince + Millis{ms}), expected[ms]) << ms;
+    }
   }
 }
 
@@ -331,6 +503,116 @@ TEST(ApplyHeld, ReallocatesOnlyOwnRecordAmongSeveral) {
       EXPECT_EQ(HoldsOf(*cell), (Holds{next, kBobsHold}));
       EXPECT_EQ(cell->blocks_until(), std::max(next.blocks_until(), kBobsHold.blocks_until()));
     }
+  }
+}
+
+// The size of a wide record depends on the tag and on nothing else.
+TEST(ApplyHeld, ReallocatesLockOnlyIfTheSizeOfTheTagChanges) {
+  const Hold plain = Rare(kAnnsHold, Millis{5}, 1);
+  const std::string longest(64, 'x');
+  const std::vector<std::string> tags = {"", "a", "b", "ab", longest};
+  for (const Mode mode : kModes) {
+    for (const std::string& before : tags) {
+      for (const std::string& after : tags) {
+        for (const bool capped : {false, true}) {
+          const LockPtr old(Lock::Make({mode, Tagged(plain, before)}));
+          const Hold next =
+              Capped(Tagged(plain, after), capped ? std::optional(kEnd) : std::nullopt);
+          Lock* const stored = Apply(old.get(), HoldSet{mode, next});
+          const LockPtr owned(stored == old.get() ? nullptr : stored);
+          EXPECT_EQ(stored == old.get(), before.size() == after.size());
+          EXPECT_EQ(HoldsOf(*stored), Holds{next});
+          EXPECT_EQ(stored->AsBytes(), LockPtr(Lock::Make({mode, next}))->AsBytes());
+          if (owned != nullptr) {
+            EXPECT_EQ(HoldsOf(*old), Holds{Tagged(plain, before)});
+          }
+        }
+      }
+    }
+  }
+}
+
+// Every way from one hold to another, in a lock of one and of several: what is left of the former
+// never shows.
+TEST(ApplyHeld, AnyHoldMayFollowAnyOther) {
+  const std::string longest(64, 'x');
+  Holds kinds = WideHolds();
+  kinds.push_back(kAnnsHold);
+  kinds.push_back(Weighing(kAnnsHold, 9));
+  kinds.push_back(Tagged(kAnnsHold, "t"));
+  kinds.push_back(Tagged(kAnnsHold, longest));
+  kinds.push_back(Capped(Tagged(Weighing(Rare(kAnnsHold, Millis{3}, 4), 5), "u"), kEnd + kTick));
+  for (const Hold& before : kinds) {
+    for (const Hold& after : kinds) {
+      Cell one;
+      one << HoldSet{Mode::kLimit, before} << HoldSet{Mode::kLimit, after};
+      ASSERT_EQ(HoldsOf(*one), Holds{after});
+      ASSERT_EQ(one->AsBytes(), LockPtr(Lock::Make({Mode::kLimit, after}))->AsBytes());
+      Cell many;
+      many << HoldSet{Mode::kLimit, before} << HoldSet{Mode::kLimit, kBobsHold};
+      many << HoldSet{Mode::kLimit, after};
+      ASSERT_EQ(HoldsOf(*many), (Holds{after, kBobsHold}));
+      ASSERT_EQ(many->WeightBlocking(kSince), after.weight + 1);
+      many << HoldEnded{kBob};
+      ASSERT_EQ(HoldsOf(*many), Holds{after});
+    }
+  }
+}
+
+// As in a renewal: the tag of the new hold is the one in the record that is written or freed.
+TEST(ApplyHeld, AcceptsTagThatRefersToLocksOwnBytes) {
+  for (const bool crowded : {false, true}) {
+    for (const std::string& tag : {"t"s, std::string(64, 'x')}) {
+      Cell cell;
+      cell << HoldSet{Mode::kLimit, Tagged(kAnnsHold, tag)};
+      if (crowded) cell << HoldSet{Mode::kLimit, Tagged(kBobsHold, "bob's")};
+      Hold hold = *cell->Find(kAnn);
+      hold.end += kTick;
+      hold.weight = 3;
+      cell << HoldSet{Mode::kLimit, hold};  // in place
+      EXPECT_EQ(cell->Find(kAnn)->tag, tag);
+      EXPECT_EQ(cell->Find(kAnn)->end, kEnd + kTick);
+      // Moved by its token: the record is not in one of the lists for a moment.
+      hold = *cell->Find(kAnn);
+      hold.token = Token{kToken.value + 7};
+      cell << HoldSet{Mode::kLimit, hold};
+      EXPECT_EQ(cell->Find(kAnn)->tag, tag);
+      // A part of it: the record is too large, and freed.
+      hold = *cell->Find(kAnn);
+      hold.tag = hold.tag.substr(tag.size() / 2);
+      const std::string part(hold.tag);
+      cell << HoldSet{Mode::kLimit, hold};
+      EXPECT_EQ(cell->Find(kAnn)->tag, part);
+      // The whole lock is replaced.
+      hold = *cell->Find(kAnn);
+      hold.weight = 1;
+      cell << HoldSet{Mode::kExclusive, hold};
+      EXPECT_EQ(HoldsOf(*cell), Holds{Tagged({.owner = kAnn,
+                                              .token = Token{kToken.value + 7},
+                                              .since = kSince,
+                                              .end = kEnd + kTick},
+                                             part)});
+    }
+  }
+}
+
+// The tag and the cap of a hold survive what changes its count, and what ends its session.
+TEST(ApplyHeld, ReleaseAndSessionKeepTagAndCap) {
+  for (const bool crowded : {false, true}) {
+    const Hold hold = Capped(Tagged(Weighing(Rare(kAnnsHold, Millis{40}, 2), 5), "t"), kEnd);
+    Cell cell;
+    cell << HoldSet{Mode::kLimit, hold};
+    if (crowded) cell << HoldSet{Mode::kLimit, kBobsHold};
+    cell << HoldReleased{kAnn};
+    Hold expected = hold;
+    expected.count = 1;
+    EXPECT_EQ(cell->Find(kAnn), expected);
+    const std::array owners = {kAnn};
+    cell << SessionsEnded{kSince, owners};
+    EXPECT_EQ(cell->Find(kAnn), AfterSession(expected, kSince));
+    EXPECT_EQ(cell->Find(kAnn)->tag, "t");
+    EXPECT_EQ(cell->Find(kAnn)->cap, kEnd);
+    EXPECT_EQ(cell->Find(kAnn)->weight, 5);
   }
 }
 
@@ -681,13 +963,19 @@ TEST(Allocated, CountsEveryAllocationOnce) {
 
 // --- Comparison with a map --------------------------------------------------------------------
 
+// The tags of a random walk.
+constexpr std::array kTags = {""sv, ""sv, ""sv, "a"sv, "b"sv, "host:12"sv};
+
 // A reference implementation: a map that goes through the same changes as the lock.
 class Model {
  public:
   void ApplyFact(const HoldSet& held) {
     if (held.mode != mode_ || held.mode == Mode::kExclusive) holds_.clear();
     mode_ = held.mode;
-    holds_[std::string(held.hold.owner.bytes)] = held.hold;
+    Hold& hold = holds_[std::string(held.hold.owner.bytes)];
+    hold = held.hold;
+    // The bytes of the tag may be the lock's.
+    hold.tag = *std::find(kTags.begin(), kTags.end(), held.hold.tag);
   }
   void ApplyFact(const HoldReleased& released) {
     const auto found = holds_.find(std::string(released.owner.bytes));
@@ -752,12 +1040,17 @@ class Model {
     }
     ASSERT_EQ(lock->Find(owner), expected);
     size_t keeping_out = 0;
+    uint64_t weight = 0;
     bool live = false;
     for (const auto& [name, hold] : holds_) {
-      if (now <= hold.end + hold.linger) ++keeping_out;
+      if (now <= hold.end + hold.linger) {
+        ++keeping_out;
+        weight += hold.weight;
+      }
       live = live || (hold.token == token && now <= hold.end);
     }
     ASSERT_EQ(lock->CountBlocking(now), keeping_out);
+    ASSERT_EQ(lock->WeightBlocking(now), weight);
     ASSERT_EQ(lock->HasLive(token, now), live);
   }
 
@@ -806,10 +1099,18 @@ TEST_P(RandomWalk, MatchesReferenceMap) {
     const Token token{kToken.value + below(2 * walk.owners)};
     const Instant now = kSince + Millis{below(100)};
     if (below(10) < walk.held_of_ten) {
-      const HoldSet held{mode,
-                         {owner, token, kSince - Millis{below(9)}, kSince + Millis{below(100)},
-                          Millis{below(3) == 0 ? below(30) : 0},
-                          static_cast<uint32_t>(below(3) == 0 ? 1 + below(3) : 1)}};
+      HoldSet held{mode,
+                   {owner, token, kSince - Millis{below(9)}, kSince + Millis{below(100)},
+                    Millis{below(3) == 0 ? below(30) : 0},
+                    static_cast<uint32_t>(below(3) == 0 ? 1 + below(3) : 1)}};
+      if (mode == Mode::kLimit && below(3) == 0) {
+        held.hold.weight = static_cast<uint32_t>(1 + below(9));
+      }
+      if (below(4) == 0) held.hold.cap = kSince + Millis{1 + below(200)};
+      held.hold.tag = kTags.at(below(kTags.size()));
+      // As when an owner asks again without a tag.
+      const auto own = cell.get() == nullptr ? std::nullopt : cell->Find(owner);
+      if (own.has_value() && below(2) == 0) held.hold.tag = own->tag;
       model.ApplyFact(held);
       cell << held;
     } else if (below(walk.sweep_once_in) == 0) {

@@ -23,7 +23,10 @@ inline void PrintTo(Instant moment, std::ostream* out) {
 inline void PrintTo(const Hold& hold, std::ostream* out) {
   *out << "{owner " << Quoted(hold.owner.bytes) << ", token " << hold.token.value << ", since "
        << hold.since.time_since_epoch().count() << ", end " << hold.end.time_since_epoch().count()
-       << ", linger " << hold.linger.count() << ", count " << hold.count << "}";
+       << ", linger " << hold.linger.count() << ", count " << hold.count << ", weight "
+       << hold.weight;
+  if (hold.cap.has_value()) *out << ", cap " << hold.cap->time_since_epoch().count();
+  *out << ", tag " << Quoted(hold.tag) << "}";
 }
 
 // A switch, not a table: the compiler reports a missing name.
@@ -94,6 +97,8 @@ inline const char* NameOf(Outcome outcome) {
       return "kGrace";
     case Outcome::kOtherMode:
       return "kOtherMode";
+    case Outcome::kOtherWeight:
+      return "kOtherWeight";
     case Outcome::kHoldsSome:
       return "kHoldsSome";
     case Outcome::kHoldsApart:

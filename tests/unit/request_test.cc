@@ -42,8 +42,8 @@ Words WithKey(Words words) {
 
 // The options that may follow the owner of LOCK.ACQUIRE.
 constexpr std::string_view kAnyOption =
-    "PX ms, EX s, WAIT ms, SHARED, LIMIT n, REENTRANT, SESSION, LINGER ms, FLOOR token or "
-    "ALSO numkeys key [key ...]";
+    "PX ms, EX s, WAIT ms, MAXLINE n, SHARED, LIMIT n, WEIGHT w, REENTRANT, SESSION, LINGER ms, "
+    "MAXHOLD ms, TAG text, NOTIFY channel id, FLOOR token or ALSO numkeys key [key ...]";
 
 bool IsOnePrintableLine(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
@@ -77,10 +77,11 @@ const std::vector<std::string> kTooHuge = {
 
 // The usage texts that are shown when an argument is missing.
 const std::string kAcquireUsage =
-    "LOCK.ACQUIRE key owner PX milliseconds, for example LOCK.ACQUIRE table:12 alice PX 60000";
+    "LOCK.ACQUIRE key owner PX milliseconds, for example LOCK.ACQUIRE table:12 7d3f9a1c PX 60000";
 const std::string kTouchUsage =
-    "LOCK.TOUCH key owner PX milliseconds, for example LOCK.TOUCH table:12 alice PX 60000";
-const std::string kReleaseUsage = "LOCK.RELEASE key owner, for example LOCK.RELEASE table:12 alice";
+    "LOCK.TOUCH key owner PX milliseconds, for example LOCK.TOUCH table:12 7d3f9a1c PX 60000";
+const std::string kReleaseUsage =
+    "LOCK.RELEASE key owner, for example LOCK.RELEASE table:12 7d3f9a1c";
 
 struct LeaseReading {
   std::string owner;
@@ -166,13 +167,13 @@ TEST_P(LeaseRequest, OwnerMustHave1To256Bytes) {
     }
   }
   const std::string huge(size_t{10} << 20, 'o');
-  EXPECT_EQ(Error({"", "PX", "1"}), "ERR the owner must have 1 to 256 bytes, not 0");
+  EXPECT_EQ(Error({"", "PX", "1"}), "ERR the owner must be 1 to 256 bytes, not 0");
   EXPECT_EQ(Error({std::string(257, 'o'), "PX", "1"}),
-            "ERR the owner must have 1 to 256 bytes, not 257");
-  EXPECT_EQ(Error({huge, "PX", "1"}), "ERR the owner must have 1 to 256 bytes, not 10485760");
+            "ERR the owner must be 1 to 256 bytes, not 257");
+  EXPECT_EQ(Error({huge, "PX", "1"}), "ERR the owner must be 1 to 256 bytes, not 10485760");
   // It is the first argument, so it is reported first.
-  EXPECT_EQ(Error({""}), "ERR the owner must have 1 to 256 bytes, not 0");
-  EXPECT_EQ(Error({"", "PX", "x", "PX"}), "ERR the owner must have 1 to 256 bytes, not 0");
+  EXPECT_EQ(Error({""}), "ERR the owner must be 1 to 256 bytes, not 0");
+  EXPECT_EQ(Error({"", "PX", "x", "PX"}), "ERR the owner must be 1 to 256 bytes, not 0");
 }
 
 TEST_P(LeaseRequest, RefusesMissingArguments) {
@@ -194,7 +195,7 @@ TEST_P(LeaseRequest, SuggestsOptionForBareLeaseNumber) {
   const std::string usage = ": " + GetParam().usage;
   for (const Words& words :
        {Words{"o", "60000"}, {"o", "60000", "PX"}, {"o", "0"}, {"o", "ALSO", "1", "a", "5"}}) {
-    EXPECT_EQ(Error(words), "ERR the lease needs PX or EX before its number" + usage);
+    EXPECT_EQ(Error(words), "ERR PX or EX is missing before the lease" + usage);
   }
   for (const Words& words : {Words{"PX", "60000"}, {"ex", "5"}, {"Px", "5", "ALSO", "1", "a"}}) {
     EXPECT_EQ(Error(words), "ERR the owner is missing" + usage);
@@ -208,34 +209,34 @@ TEST_P(LeaseRequest, SuggestsOptionForBareLeaseNumber) {
 TEST_P(LeaseRequest, RefusesNumbersThatAreNotPlainDigits) {
   for (const std::string& number : kNotPlainDigits) {
     EXPECT_EQ(Error({"o", "PX", number}),
-              "ERR PX must be a whole number from 1 to 86400000 (turnstile.max-lease-ms) in plain "
+              "ERR PX must be an integer from 1 to 86400000 (turnstile.max-lease-ms) in plain "
               "digits, not " +
                   Quoted(number));
     EXPECT_EQ(Error({"o", "EX", number}),
-              "ERR EX must be a whole number from 1 to 86400 (turnstile.max-lease-ms) in plain "
+              "ERR EX must be an integer from 1 to 86400 (turnstile.max-lease-ms) in plain "
               "digits, not " +
                   Quoted(number));
   }
   EXPECT_EQ(Error({"o", "px", "-5"}),
-            "ERR PX must be a whole number from 1 to 86400000 (turnstile.max-lease-ms) in plain "
+            "ERR PX must be an integer from 1 to 86400000 (turnstile.max-lease-ms) in plain "
             "digits, not \"-5\"");
   EXPECT_EQ(Error({"o", "ex", "1\n"}),
-            "ERR EX must be a whole number from 1 to 86400 (turnstile.max-lease-ms) in plain "
+            "ERR EX must be an integer from 1 to 86400 (turnstile.max-lease-ms) in plain "
             "digits, not \"1\\x0a\"");
 }
 
 TEST_P(LeaseRequest, RefusesNumbersOutOfRange) {
   EXPECT_EQ(Error({"o", "PX", "0"}),
-            "ERR PX must be a whole number from 1 to 86400000 (turnstile.max-lease-ms) in plain "
+            "ERR PX must be an integer from 1 to 86400000 (turnstile.max-lease-ms) in plain "
             "digits, not \"0\"");
   EXPECT_EQ(Error({"o", "EX", "0"}),
-            "ERR EX must be a whole number from 1 to 86400 (turnstile.max-lease-ms) in plain "
+            "ERR EX must be an integer from 1 to 86400 (turnstile.max-lease-ms) in plain "
             "digits, not \"0\"");
   EXPECT_EQ(Error({"o", "PX", "86400001"}),
-            "ERR PX must be a whole number from 1 to 86400000 (turnstile.max-lease-ms) in plain "
+            "ERR PX must be an integer from 1 to 86400000 (turnstile.max-lease-ms) in plain "
             "digits, not \"86400001\"");
   EXPECT_EQ(Error({"o", "EX", "86401"}),
-            "ERR EX must be a whole number from 1 to 86400 (turnstile.max-lease-ms) in plain "
+            "ERR EX must be an integer from 1 to 86400 (turnstile.max-lease-ms) in plain "
             "digits, not \"86401\"");
   EXPECT_TRUE(Error({"o", "PX", "9223372036854775807"}).starts_with("ERR PX must be"));
   for (const std::string& number : kTooHuge) {
@@ -259,12 +260,12 @@ TEST_P(LeaseRequest, AcceptsLeaseUpToMaximum) {
     const auto number = [](int64_t value) { return std::to_string(value); };
     EXPECT_EQ(Read({"o", "PX", number(max_lease)}, limits).lease, Millis{max_lease});
     EXPECT_EQ(Error({"o", "PX", number(max_lease + 1)}, limits),
-              "ERR PX must be a whole number from 1 to " + number(max_lease) +
+              "ERR PX must be an integer from 1 to " + number(max_lease) +
                   " (turnstile.max-lease-ms) in plain digits, not \"" + number(max_lease + 1) +
                   "\"");
     EXPECT_EQ(Read({"o", "EX", number(most_seconds)}, limits).lease, Millis{most_seconds * 1000});
     EXPECT_EQ(Error({"o", "EX", number(most_seconds + 1)}, limits),
-              "ERR EX must be a whole number from 1 to " + number(most_seconds) +
+              "ERR EX must be an integer from 1 to " + number(most_seconds) +
                   " (turnstile.max-lease-ms) in plain digits, not \"" + number(most_seconds + 1) +
                   "\"");
   }
@@ -297,7 +298,7 @@ TEST_P(LeaseRequest, RefusesDuplicateLease) {
            {"o", "PX", "1", "EX", "nonsense"},
            {"o", "PX", "1", "PX", "1", "WAIT", "5"},
        }) {
-    EXPECT_EQ(Error(words), "ERR syntax error: the lease is given twice, give PX or EX once")
+    EXPECT_EQ(Error(words), "ERR syntax error: the lease is given twice: give PX or EX once")
         << testing::PrintToString(words);
   }
 }
@@ -309,14 +310,16 @@ TEST_P(LeaseRequest, RefusesUnknownOptions) {
   const std::string all_but_lease =
       is_acquire() ? all.substr("PX ms, EX s, "sv.size()) : all.substr("PX ms, EX s or "sv.size());
   for (const std::string_view option :
-       {"WAITS"sv,  "WAI"sv,      "FLOORS"sv,   "NX"sv,       "XX"sv,       "PXAT"sv,
-        "EXAT"sv,   "KEEPTTL"sv,  "GET"sv,      "TTL"sv,      "P"sv,        "X"sv,
-        "PXX"sv,    "PX "sv,      " PX"sv,      "PX\0"sv,     "\0PX"sv,     "P X"sv,
-        "PX=5"sv,   "-PX"sv,      "\xf0\x50"sv, "\xff"sv,     "o"sv,        "\x10X"sv,
-        "\x30X"sv,  "owner"sv,    ""sv,         "P\0"sv,      "\0\0"sv,     "P\xd8"sv,
-        "\xd0X"sv,  "PEXPIRE"sv,  "EXP"sv,      "SHARE"sv,    "SHARED\0"sv, "SHAREDX"sv,
-        "LIMITS"sv, "LIMIT=3"sv,  "REENTRAN"sv, "SESSIONS"sv, "LINGERS"sv,  "ALS"sv,
-        "ALSO "sv,  "EXCLUSIVE"sv}) {
+       {"WAITS"sv,    "WAI"sv,      "FLOORS"sv,   "NX"sv,       "XX"sv,       "PXAT"sv,
+        "EXAT"sv,     "KEEPTTL"sv,  "GET"sv,      "TTL"sv,      "P"sv,        "X"sv,
+        "PXX"sv,      "PX "sv,      " PX"sv,      "PX\0"sv,     "\0PX"sv,     "P X"sv,
+        "PX=5"sv,     "-PX"sv,      "\xf0\x50"sv, "\xff"sv,     "o"sv,        "\x10X"sv,
+        "\x30X"sv,    "owner"sv,    ""sv,         "P\0"sv,      "\0\0"sv,     "P\xd8"sv,
+        "\xd0X"sv,    "PEXPIRE"sv,  "EXP"sv,      "SHARE"sv,    "SHARED\0"sv, "SHAREDX"sv,
+        "LIMITS"sv,   "LIMIT=3"sv,  "MAXLINES"sv, "MAXLIN"sv,   "WEIGHTS"sv,  "WEIGH"sv,
+        "MAXHOLDS"sv, "MAX"sv,      "TAGS"sv,     "TA"sv,       "TAG\0"sv,    "NOTIF"sv,
+        "NOTIFYX"sv,  "PUBLISH"sv,  "REENTRAN"sv, "SESSIONS"sv, "LINGERS"sv,  "ALS"sv,
+        "ALSO "sv,    "EXCLUSIVE"sv}) {
     const std::string state = "ERR syntax error at " + Quoted(option) + ": expected ";
     for (const Words& words :
          std::vector<Words>{{"o", option}, {"o", option, "100"}, {"o", option, "100", "PX", "5"}}) {
@@ -330,7 +333,8 @@ TEST_P(LeaseRequest, RefusesUnknownOptions) {
   }
   if (is_acquire()) return;
   for (const std::string_view option :
-       {"WAIT"sv, "SHARED"sv, "LIMIT"sv, "REENTRANT"sv, "SESSION"sv, "LINGER"sv}) {
+       {"WAIT"sv, "MAXLINE"sv, "SHARED"sv, "LIMIT"sv, "WEIGHT"sv, "REENTRANT"sv, "SESSION"sv,
+        "LINGER"sv, "MAXHOLD"sv, "TAG"sv, "NOTIFY"sv}) {
     EXPECT_EQ(Error({"o", option, "1"}),
               "ERR syntax error at " + Quoted(option) + ": expected " + all);
   }
@@ -389,11 +393,17 @@ void ExpectReads(const Words& words, const AcquireRequest& expected) {
   EXPECT_EQ(request.owner, expected.owner);
   EXPECT_EQ(request.lease, expected.lease);
   EXPECT_EQ(request.wait, expected.wait);
+  EXPECT_EQ(request.max_line, expected.max_line);
   EXPECT_EQ(request.mode, expected.mode);
   EXPECT_EQ(request.limit, expected.limit);
+  EXPECT_EQ(request.weight, expected.weight);
   EXPECT_EQ(request.reentrant, expected.reentrant);
   EXPECT_EQ(request.session, expected.session);
   EXPECT_EQ(request.linger, expected.linger);
+  EXPECT_EQ(request.max_hold, expected.max_hold);
+  EXPECT_EQ(request.tag, expected.tag);
+  EXPECT_EQ(request.notify, expected.notify);
+  EXPECT_EQ(request.floor, expected.floor);
   EXPECT_EQ(Words(request.also.begin(), request.also.end()),
             Words(expected.also.begin(), expected.also.end()));
 }
@@ -408,17 +418,24 @@ AcquireRequest Accepted(const Words& words) {
   return copy;
 }
 
+// Whatever is refused leaves no request behind, not even a part of one.
 std::string Refused(const Words& words) { return ErrorOf(Acquire(words)); }
 
 TEST(AcquireRequest, DefaultsToExclusiveWithoutWaiting) {
   ExpectReads({"o", "PX", "5"}, {.owner = Owner{"o"},
                                  .lease = Millis{5},
                                  .wait = Millis{0},
+                                 .max_line = 0,
                                  .mode = Mode::kExclusive,
                                  .limit = 1,
+                                 .weight = 1,
                                  .reentrant = false,
                                  .session = false,
                                  .linger = Millis{0},
+                                 .max_hold = Millis{0},
+                                 .tag = "",
+                                 .notify = std::nullopt,
+                                 .floor = std::nullopt,
                                  .also = {}});
 }
 
@@ -444,27 +461,64 @@ TEST(AcquireRequest, OptionsAreCaseInsensitive) {
   expected.linger = Millis{60};
   for (const char* word : {"LINGER", "linger"}) ExpectReads(Plus({word, "60"}), expected);
   expected = bare;
+  expected.max_line = 4;
+  for (const char* word : {"MAXLINE", "maxline", "MaxLine"}) {
+    ExpectReads(Plus({"WAIT", "0", word, "4"}), expected);
+  }
+  expected = bare;
+  expected.mode = Mode::kLimit;
+  expected.limit = 3;
+  expected.weight = 2;
+  for (const char* word : {"WEIGHT", "weight", "wEiGhT"}) {
+    ExpectReads(Plus({"LIMIT", "3", word, "2"}), expected);
+  }
+  expected = bare;
+  expected.max_hold = Millis{60};
+  for (const char* word : {"MAXHOLD", "maxhold", "mAXhOLD"}) {
+    ExpectReads(Plus({word, "60"}), expected);
+  }
+  expected = bare;
+  expected.tag = "a Tag";
+  for (const char* word : {"TAG", "tag", "tAg"}) ExpectReads(Plus({word, "a Tag"}), expected);
+  expected = bare;
+  expected.notify = {.channel = "a Channel", .id = "anId"};
+  for (const char* word : {"NOTIFY", "notify", "nOtIfY"}) {
+    ExpectReads(Plus({word, "a Channel", "anId"}), expected);
+  }
+  expected = bare;
   const Words keys = {"a", "b"};
   expected.also = keys;
   for (const char* word : {"ALSO", "also"}) ExpectReads(Plus({word, "2", "a", "b"}), expected);
 }
 
-// All options in all 720 orders, once shared and reentrant, once with a limit.
+// All options, in six groups, in all 720 orders of those; once shared and reentrant, once with a
+// limit.
 TEST(AcquireRequest, AcceptsOptionsInAnyOrder) {
   const Words keys = {"PX", "LIMIT", ""};  // keys, although they look like options
   for (const bool shared : {true, false}) {
     const AcquireRequest expected{.owner = Owner{"WAIT"},
                                   .lease = Millis{5000},
                                   .wait = Millis{70},
+                                  .max_line = 4,
                                   .mode = shared ? Mode::kShared : Mode::kLimit,
                                   .limit = shared ? 1U : 9U,
+                                  .weight = shared ? 1U : 9U,
                                   .reentrant = shared,
                                   .session = true,
                                   .linger = Millis{60},
+                                  .max_hold = Millis{5000},
+                                  .tag = "NOTIFY",
+                                  .notify = NotifyTarget{"TAG", "PX"},
+                                  .floor = Token{8},
                                   .also = keys};
+    // Each word that looks like an option is one only where no other option takes it.
     std::vector<Words> options = {
-        {"EX", "5"}, {"WAIT", "70"},   shared ? Words{"SHARED", "REENTRANT"} : Words{"LIMIT", "9"},
-        {"SESSION"}, {"LINGER", "60"}, {"ALSO", "3", "PX", "LIMIT", ""}};
+        {"EX", "5", "TAG", "NOTIFY"},
+        {"WAIT", "70", "NOTIFY", "TAG", "PX"},
+        shared ? Words{"SHARED", "REENTRANT"} : Words{"WEIGHT", "9", "LIMIT", "9"},
+        {"MAXHOLD", "5000", "SESSION"},
+        {"MAXLINE", "4", "LINGER", "60", "FLOOR", "8"},
+        {"ALSO", "3", "PX", "LIMIT", ""}};
     std::sort(options.begin(), options.end());
     int orders = 0;
     do {
@@ -485,11 +539,17 @@ TEST(AcquireRequest, AcceptsBoundaryNumbers) {
   EXPECT_EQ(Accepted(Plus({"LIMIT", "100000"})).limit, kMaxLimit);
   EXPECT_EQ(Accepted(Plus({"LINGER", "0"})).linger, Millis{0});
   EXPECT_EQ(Accepted(Plus({"LINGER", "86400000"})).linger, kDay.max_lease);
+  EXPECT_EQ(Accepted(Plus({"WAIT", "1", "MAXLINE", "1"})).max_line, 1);
+  EXPECT_EQ(Accepted(Plus({"WAIT", "0", "MAXLINE", "1000000"})).max_line, kMaxLine);
+  EXPECT_EQ(Accepted(Plus({"LIMIT", "1", "WEIGHT", "1"})).weight, 1);
+  EXPECT_EQ(Accepted(Plus({"LIMIT", "100000", "WEIGHT", "100000"})).weight, kMaxLimit);
+  EXPECT_EQ(Accepted({"o", "PX", "1", "MAXHOLD", "1"}).max_hold, Millis{1});
+  EXPECT_EQ(Accepted(Plus({"MAXHOLD", "31536000000"})).max_hold, kMaxHold);
 }
 
 // The error about a number; the given value follows in quotes.
 std::string MustBe(std::string_view option, const std::string& range) {
-  return "ERR " + std::string(option) + " must be a whole number from " + range +
+  return "ERR " + std::string(option) + " must be an integer from " + range +
          " in plain digits, not ";
 }
 
@@ -499,9 +559,9 @@ std::string NumberMissing(std::string_view option) {
 
 TEST(AcquireRequest, RefusesNumbersOutOfRange) {
   const std::vector<std::pair<std::string, std::string>> ranges = {
-      {"WAIT", "0 to 315360000000"},
-      {"LIMIT", "1 to 100000"},
-      {"LINGER", "0 to 86400000 (turnstile.max-lease-ms)"}};
+      {"WAIT", "0 to 315360000000"},   {"MAXLINE", "1 to 1000000"},
+      {"LIMIT", "1 to 100000"},        {"WEIGHT", "1 to 100000"},
+      {"MAXHOLD", "1 to 31536000000"}, {"LINGER", "0 to 86400000 (turnstile.max-lease-ms)"}};
   for (const auto& [option, range] : ranges) {
     const std::string must = MustBe(option, range);
     for (const std::string& number : kNotPlainDigits) {
@@ -515,17 +575,175 @@ TEST(AcquireRequest, RefusesNumbersOutOfRange) {
     EXPECT_EQ(Refused(Plus({option, "SESSION"})), must + "\"SESSION\"");
   }
   EXPECT_EQ(Refused(Plus({"WAIT", "315360000001"})),
-            "ERR WAIT must be a whole number from 0 to 315360000000 in plain digits, not "
+            "ERR WAIT must be an integer from 0 to 315360000000 in plain digits, not "
             "\"315360000001\"");
   for (const std::string_view limit : {"0", "100001", "1000000000", "4294967296", "4294967297"}) {
     EXPECT_EQ(
         Refused(Plus({"LIMIT", limit})),
-        "ERR LIMIT must be a whole number from 1 to 100000 in plain digits, not " + Quoted(limit));
+        "ERR LIMIT must be an integer from 1 to 100000 in plain digits, not " + Quoted(limit));
   }
   EXPECT_EQ(Refused(Plus({"LINGER", "86400001"})),
-            "ERR LINGER must be a whole number from 0 to 86400000 (turnstile.max-lease-ms) in "
+            "ERR LINGER must be an integer from 0 to 86400000 (turnstile.max-lease-ms) in "
             "plain digits, not "
             "\"86400001\"");
+}
+
+// Also where the words that they go with are there.
+TEST(AcquireRequest, RefusesNewNumbersOutOfRange) {
+  struct Case {
+    Words before;
+    std::string_view option;
+    std::string range;
+    Words numbers;
+  };
+  const std::vector<Case> cases = {
+      {{"WAIT", "5"}, "MAXLINE", "1 to 1000000", {"0", "1000001", "4294967296", "4294967297"}},
+      {{"LIMIT", "9"}, "WEIGHT", "1 to 100000", {"0", "100001", "4294967296", "4294967297"}},
+      {{}, "MAXHOLD", "1 to 31536000000", {"0", "31536000001", "315360000000"}},
+  };
+  for (const Case& each : cases) {
+    for (const std::string_view number : each.numbers) {
+      Words after = each.before;
+      after.insert(after.end(), {each.option, number});
+      EXPECT_EQ(Refused(Plus(after)), MustBe(each.option, each.range) + Quoted(number));
+      Words first = {each.option, number};
+      first.insert(first.end(), each.before.begin(), each.before.end());
+      EXPECT_EQ(Refused(Plus(first)), MustBe(each.option, each.range) + Quoted(number));
+    }
+  }
+}
+
+// --- Options that need another one, or do not go with it
+
+TEST(AcquireRequest, WeightIsFrom1ToLimit) {
+  const std::string needs = "ERR syntax error: WEIGHT requires LIMIT";
+  EXPECT_EQ(Refused(Plus({"WEIGHT", "1"})), needs);
+  EXPECT_EQ(Refused(Plus({"WEIGHT", "2", "WAIT", "5"})), needs);
+  EXPECT_EQ(Refused(Plus({"SHARED", "WEIGHT", "1"})), needs);
+  EXPECT_EQ(Refused(Plus({"WEIGHT", "1", "SHARED"})), needs);
+  const auto above = [](int limit, int weight) {
+    return "ERR WEIGHT must be at most LIMIT, which is " + std::to_string(limit) + ", not " +
+           std::to_string(weight);
+  };
+  EXPECT_EQ(Refused(Plus({"LIMIT", "1", "WEIGHT", "2"})), above(1, 2));
+  EXPECT_EQ(Refused(Plus({"WEIGHT", "10", "LIMIT", "9"})), above(9, 10));
+  EXPECT_EQ(Refused(Plus({"LIMIT", "99999", "WEIGHT", "100000"})), above(99999, 100000));
+  for (const uint32_t weight : {1U, 2U, 8U, 9U}) {
+    for (const bool limit_first : {true, false}) {
+      const std::string number = std::to_string(weight);
+      const AcquireRequest request = Accepted(limit_first ? Plus({"LIMIT", "9", "WEIGHT", number})
+                                                          : Plus({"WEIGHT", number, "LIMIT", "9"}));
+      EXPECT_EQ(request.weight, weight);
+      EXPECT_EQ(request.limit, 9);
+    }
+  }
+}
+
+TEST(AcquireRequest, MaxLineNeedsWaitOfAnyLength) {
+  const std::string needs = "ERR syntax error: MAXLINE requires WAIT";
+  EXPECT_EQ(Refused(Plus({"MAXLINE", "1"})), needs);
+  EXPECT_EQ(Refused(Plus({"MAXLINE", "1", "NOTIFY", "c", "i"})), needs);
+  EXPECT_EQ(Refused({"o", "MAXLINE", "7", "EX", "5", "SHARED"}), needs);
+  EXPECT_EQ(Accepted(Plus({"MAXLINE", "1", "WAIT", "0"})).max_line, 1);
+  EXPECT_EQ(Accepted(Plus({"WAIT", "0", "MAXLINE", "1"})).max_line, 1);
+}
+
+TEST(AcquireRequest, MaxHoldIsAtLeastTheLease) {
+  const auto below = [](int64_t lease, int64_t max_hold) {
+    return "ERR MAXHOLD must be at least the lease of " + std::to_string(lease) + " ms, not " +
+           std::to_string(max_hold);
+  };
+  EXPECT_EQ(Refused({"o", "PX", "5", "MAXHOLD", "4"}), below(5, 4));
+  EXPECT_EQ(Refused({"o", "MAXHOLD", "4", "PX", "5"}), below(5, 4));
+  EXPECT_EQ(Refused({"o", "EX", "5", "MAXHOLD", "4999"}), below(5000, 4999));
+  EXPECT_EQ(Refused({"o", "PX", "86400000", "MAXHOLD", "1"}), below(86'400'000, 1));
+  EXPECT_EQ(Accepted({"o", "PX", "5", "MAXHOLD", "5"}).max_hold, Millis{5});
+  EXPECT_EQ(Accepted({"o", "EX", "5", "MAXHOLD", "5000"}).max_hold, Millis{5000});
+  EXPECT_EQ(Accepted({"o", "MAXHOLD", "5000", "EX", "5"}).max_hold, Millis{5000});
+  // The linger follows the cap and does not count.
+  EXPECT_EQ(Accepted({"o", "PX", "5", "LINGER", "70", "MAXHOLD", "5"}).max_hold, Millis{5});
+  // It is not limited by the setting that limits leases.
+  const Words words = {"k", "o", "PX", "10", "MAXHOLD", "31536000000"};
+  EXPECT_EQ(ErrorOf(ParseAcquire(words, Limits{.max_lease = Millis{10}})), "(accepted)");
+}
+
+// --- TAG and NOTIFY, whose arguments are texts
+
+TEST(AcquireRequest, TagIs1To64PrintableCharacters) {
+  std::string printable;
+  for (char c = ' '; c <= '~'; ++c) printable += c;
+  for (const std::string& tag : {"a"s, " "s, "~"s, std::string(63, 'x'), std::string(64, 'x'),
+                                 printable.substr(0, 64), printable.substr(printable.size() - 64),
+                                 "PX"s, "TAG"s, "5"s, "ALS"s, "ALSOS"s, "ALSO "s, " ALSO"s}) {
+    EXPECT_EQ(Accepted(Plus({"TAG", tag})).tag, tag);
+  }
+  const auto error = [](std::string_view tag) {
+    return "ERR TAG must be 1 to 64 printable ASCII characters, not " + Quoted(tag);
+  };
+  for (const std::string& tag :
+       {""s, std::string(65, 'x'), std::string(size_t{10} << 20, 'x'), "a\nb"s, "\r\n"s, "\t"s,
+        "\0"s, "a\0"s, "\x1f"s, "\x7f"s, "\x80"s, "\xff"s, "\xc3\xa4"s}) {
+    EXPECT_EQ(Refused(Plus({"TAG", tag})), error(tag));
+    EXPECT_EQ(Refused({"o", "TAG", tag, "PX", "5"}), error(tag));
+  }
+  EXPECT_EQ(Refused(Plus({"TAG"})), "ERR syntax error: the text after TAG is missing");
+}
+
+TEST(AcquireRequest, ChannelIs1To256BytesOfAnyKind) {
+  const std::string longest(256, 'c');
+  for (const std::string& channel : {"c"s, " "s, "\0"s, "a\r\nb"s, "\xff"s, "NOTIFY"s, "PX"s,
+                                     "ALS"s, "ALSO "s, "ALSO\0"s, longest}) {
+    EXPECT_EQ(Accepted(Plus({"NOTIFY", channel, "i"})).notify, (NotifyTarget{channel, "i"}));
+  }
+  const auto error = [](size_t size) {
+    return "ERR the channel after NOTIFY must be 1 to 256 bytes, not " + std::to_string(size);
+  };
+  EXPECT_EQ(Refused(Plus({"NOTIFY", "", "i"})), error(0));
+  EXPECT_EQ(Refused(Plus({"NOTIFY", longest + "c", "i"})), error(257));
+  EXPECT_EQ(Refused(Plus({"NOTIFY", std::string(size_t{10} << 20, 'c'), "i"})), error(10485760));
+  // Of two errors the first.
+  EXPECT_EQ(Refused(Plus({"NOTIFY", "", ""})), error(0));
+  EXPECT_EQ(Refused(Plus({"NOTIFY"})), "ERR syntax error: the channel after NOTIFY is missing");
+}
+
+TEST(AcquireRequest, NotifyIdIs1To64PrintableCharactersWithoutSpace) {
+  std::string printable;
+  for (char c = '!'; c <= '~'; ++c) printable += c;
+  for (const std::string& id :
+       {"i"s, "!"s, "~"s, "7"s, "PX"s, "NOTIFY"s, "ALSOS"s, std::string(64, 'i'),
+        printable.substr(0, 64), printable.substr(printable.size() - 64)}) {
+    EXPECT_EQ(Accepted(Plus({"NOTIFY", "c", id})).notify, (NotifyTarget{"c", id}));
+  }
+  const auto error = [](std::string_view id) {
+    return "ERR the id after NOTIFY channel must be 1 to 64 printable ASCII characters without a "
+           "space, not " +
+           Quoted(id);
+  };
+  for (const std::string& id :
+       {""s, " "s, "a b"s, " a"s, "a "s, "a\nb"s, "\n"s, "\0"s, "\x1f"s, "\x7f"s, "\x80"s,
+        "\xc3\xa4"s, std::string(65, 'i'), std::string(size_t{10} << 20, 'i')}) {
+    EXPECT_EQ(Refused(Plus({"NOTIFY", "c", id})), error(id));
+  }
+  for (const Words& words : {Words{"o", "PX", "5", "NOTIFY", "c"}, {"o", "NOTIFY", "PX"}}) {
+    EXPECT_EQ(Refused(words), "ERR syntax error: the id after NOTIFY channel is missing");
+  }
+}
+
+// The server looks for keys behind the first ALSO that it finds. If that were a text, it would
+// check the rights for other keys than those that are locked.
+TEST(AcquireRequest, NoTextIsTheWordAlso) {
+  const auto error = [](std::string_view what) {
+    return "ERR the " + std::string(what) + " must not be the word ALSO, which introduces keys";
+  };
+  for (const std::string_view word : {"ALSO", "also", "Also", "aLsO"}) {
+    EXPECT_EQ(Refused(Plus({"TAG", word})), error("text after TAG"));
+    EXPECT_EQ(Refused(Plus({"NOTIFY", word, "i"})), error("channel after NOTIFY"));
+    EXPECT_EQ(Refused(Plus({"NOTIFY", "c", word})), error("id after NOTIFY channel"));
+    EXPECT_EQ(Refused(Plus({"NOTIFY", word, word})), error("channel after NOTIFY"));
+    // What looks like the keys of it does not help.
+    EXPECT_EQ(Refused(Plus({"TAG", word, "1", "k"})), error("text after TAG"));
+    EXPECT_EQ(Refused(Plus({"NOTIFY", "c", word, "1", "k"})), error("id after NOTIFY channel"));
+  }
 }
 
 // At most the maximum lease, whatever that is set to.
@@ -556,14 +774,27 @@ TEST(AcquireRequest, RefusesDuplicateOptions) {
       {{"LINGER", "0", "LINGER", "0"}, "LINGER is given twice"},
       {{"ALSO", "1", "a", "ALSO", "1", "b"}, "ALSO is given twice"},
       {{"ALSO", "1", "a", "ALSO"}, "ALSO is given twice"},
-      {{"SHARED", "SHARED"}, "the mode is given twice, give SHARED or LIMIT once"},
-      {{"LIMIT", "3", "LIMIT", "3"}, "the mode is given twice, give SHARED or LIMIT once"},
-      {{"SHARED", "LIMIT", "3"}, "the mode is given twice, give SHARED or LIMIT once"},
-      {{"LIMIT", "3", "SHARED"}, "the mode is given twice, give SHARED or LIMIT once"},
-      {{"LIMIT", "3", "SESSION", "limit"}, "the mode is given twice, give SHARED or LIMIT once"},
-      {{"LIMIT", "3", "LIMIT", "0"}, "the mode is given twice, give SHARED or LIMIT once"},
-      {{"PX", "5"}, "the lease is given twice, give PX or EX once"},
-      {{"SHARED", "EX", "5"}, "the lease is given twice, give PX or EX once"},
+      {{"SHARED", "SHARED"}, "the mode is given twice: give SHARED or LIMIT once"},
+      {{"LIMIT", "3", "LIMIT", "3"}, "the mode is given twice: give SHARED or LIMIT once"},
+      {{"SHARED", "LIMIT", "3"}, "the mode is given twice: give SHARED or LIMIT once"},
+      {{"LIMIT", "3", "SHARED"}, "the mode is given twice: give SHARED or LIMIT once"},
+      {{"LIMIT", "3", "SESSION", "limit"}, "the mode is given twice: give SHARED or LIMIT once"},
+      {{"LIMIT", "3", "LIMIT", "0"}, "the mode is given twice: give SHARED or LIMIT once"},
+      {{"WAIT", "5", "MAXLINE", "1", "MAXLINE", "1"}, "MAXLINE is given twice"},
+      {{"MAXLINE", "1", "maxline", "2"}, "MAXLINE is given twice"},
+      {{"MAXLINE", "1", "MAXLINE"}, "MAXLINE is given twice"},
+      {{"LIMIT", "3", "WEIGHT", "1", "WEIGHT", "1"}, "WEIGHT is given twice"},
+      {{"WEIGHT", "1", "weight", "x"}, "WEIGHT is given twice"},
+      {{"MAXHOLD", "5", "MAXHOLD", "5"}, "MAXHOLD is given twice"},
+      {{"MAXHOLD", "1", "SESSION", "MAXHOLD", "9"}, "MAXHOLD is given twice"},
+      {{"TAG", "a", "TAG", "a"}, "TAG is given twice"},
+      {{"TAG", "a", "tag"}, "TAG is given twice"},
+      {{"TAG", "TAG", "TAG", "ALSO"}, "TAG is given twice"},
+      {{"NOTIFY", "c", "i", "NOTIFY", "c", "i"}, "NOTIFY is given twice"},
+      {{"NOTIFY", "c", "i", "notify"}, "NOTIFY is given twice"},
+      {{"NOTIFY", "NOTIFY", "i", "NOTIFY", "", ""}, "NOTIFY is given twice"},
+      {{"PX", "5"}, "the lease is given twice: give PX or EX once"},
+      {{"SHARED", "EX", "5"}, "the lease is given twice: give PX or EX once"},
   };
   for (const auto& [options, error] : cases) {
     EXPECT_EQ(Refused(Plus(options)), "ERR syntax error: " + error)
@@ -572,8 +803,7 @@ TEST(AcquireRequest, RefusesDuplicateOptions) {
 }
 
 TEST(AcquireRequest, RefusesReentrantWithLimit) {
-  const std::string error =
-      "ERR syntax error: REENTRANT does not go with LIMIT, an owner has one permit: leave one out";
+  const std::string error = "ERR syntax error: REENTRANT cannot be combined with LIMIT";
   EXPECT_EQ(Refused(Plus({"REENTRANT", "LIMIT", "3"})), error);
   EXPECT_EQ(Refused(Plus({"LIMIT", "1", "SESSION", "REENTRANT"})), error);
   EXPECT_EQ(Refused({"o", "LIMIT", "1", "REENTRANT", "EX", "5"}), error);
@@ -586,15 +816,23 @@ TEST(AcquireRequest, RefusesReentrantWithLimit) {
 TEST(AcquireRequest, SyntaxErrorListsRemainingOptions) {
   const std::vector<std::pair<Words, std::string>> cases = {
       {{"SHARED"},
-       "WAIT ms, REENTRANT, SESSION, LINGER ms, FLOOR token or ALSO numkeys key [key ...]"},
+       "WAIT ms, MAXLINE n, WEIGHT w, REENTRANT, SESSION, LINGER ms, MAXHOLD ms, TAG text, NOTIFY "
+       "channel id, FLOOR token or ALSO numkeys key [key ...]"},
       {{"LIMIT", "2", "WAIT", "1"},
-       "REENTRANT, SESSION, LINGER ms, FLOOR token or ALSO numkeys key [key ...]"},
-      {{"SHARED", "WAIT", "1", "REENTRANT", "SESSION", "FLOOR", "5"},
-       "LINGER ms or ALSO numkeys key [key ...]"},
-      {{"SHARED", "WAIT", "1", "REENTRANT", "SESSION", "LINGER", "0"},
-       "FLOOR token or ALSO numkeys key [key ...]"},
-      {{"SHARED", "WAIT", "0", "REENTRANT", "SESSION", "LINGER", "0", "FLOOR", "5", "ALSO", "1",
-        "a"},
+       "MAXLINE n, WEIGHT w, REENTRANT, SESSION, LINGER ms, MAXHOLD ms, TAG text, NOTIFY channel "
+       "id, FLOOR token or ALSO numkeys key [key ...]"},
+      {{"WEIGHT", "1", "MAXLINE", "1", "REENTRANT", "LINGER", "0", "MAXHOLD", "9"},
+       "WAIT ms, SHARED, LIMIT n, SESSION, TAG text, NOTIFY channel id, FLOOR token or ALSO "
+       "numkeys key [key ...]"},
+      {{"SHARED", "WAIT", "1", "REENTRANT", "SESSION", "FLOOR", "5", "MAXLINE", "1", "WEIGHT", "1",
+        "MAXHOLD", "9", "TAG", "t"},
+       "LINGER ms, NOTIFY channel id or ALSO numkeys key [key ...]"},
+      {{"SHARED", "WAIT", "1", "REENTRANT", "SESSION", "LINGER", "0", "NOTIFY", "c", "i", "MAXLINE",
+        "1", "WEIGHT", "1"},
+       "MAXHOLD ms, TAG text, FLOOR token or ALSO numkeys key [key ...]"},
+      {{"SHARED", "WAIT",    "0", "REENTRANT", "SESSION", "LINGER",  "0", "FLOOR",
+        "5",      "MAXLINE", "1", "WEIGHT",    "1",       "MAXHOLD", "9", "TAG",
+        "t",      "NOTIFY",  "c", "i",         "ALSO",    "1",       "a"},
        "nothing more"},
   };
   for (const auto& [options, expected] : cases) {
@@ -609,6 +847,10 @@ TEST(AcquireRequest, SyntaxErrorListsRemainingOptions) {
 TEST(AcquireRequest, RefusesMissingLeaseDespiteOtherOptions) {
   EXPECT_EQ(Refused({"o", "SHARED", "WAIT", "1", "SESSION", "LINGER", "5", "ALSO", "1", "a"}),
             "ERR the lease is missing: " + kAcquireUsage);
+  // Before what is wrong between options.
+  EXPECT_EQ(
+      Refused({"o", "WEIGHT", "2", "MAXLINE", "1", "MAXHOLD", "1", "TAG", "t", "NOTIFY", "c", "i"}),
+      "ERR the lease is missing: " + kAcquireUsage);
 }
 
 // --- ALSO, an option of three commands --------------------------------------------------------
@@ -679,7 +921,7 @@ TEST_P(AlsoOption, AcceptsAnnouncedNumberOfKeys) {
 }
 
 TEST_P(AlsoOption, RefusesInvalidNumberOfKeys) {
-  const std::string must = "ERR ALSO must be a whole number from 1 to 64 in plain digits, not ";
+  const std::string must = "ERR ALSO must be an integer from 1 to 64 in plain digits, not ";
   const std::vector<std::string> names = Names(70);
   const Words keys(names.begin(), names.end());
   for (const std::string_view count : {"0", "65", "10000", "4294967297", "9223372036854775807"}) {
@@ -696,8 +938,8 @@ TEST_P(AlsoOption, RefusesInvalidNumberOfKeys) {
 
 TEST_P(AlsoOption, RefusesTooFewKeys) {
   const auto error = [](int announced, int follow) {
-    return "ERR syntax error: ALSO announces " + std::to_string(announced) +
-           " more keys, but only " + std::to_string(follow) + " arguments follow";
+    return "ERR syntax error: ALSO needs " + std::to_string(announced) + " keys, but only " +
+           std::to_string(follow) + " arguments follow";
   };
   EXPECT_EQ(Error("1", {}), error(1, 0));
   EXPECT_EQ(Error("2", {"a"}), error(2, 1));
@@ -719,7 +961,7 @@ TEST_P(AlsoOption, RefusesDuplicateOption) {
 
 TEST_P(AlsoOption, RefusesDuplicateKeys) {
   const auto error = [](std::string_view key) {
-    return "ERR the key " + Quoted(key) + " is named twice, name each lock once";
+    return "ERR the key " + Quoted(key) + " is given twice: name each lock once";
   };
   EXPECT_EQ(Error("1", {"first"}), error("first"));
   EXPECT_EQ(Error("2", {"a", "first"}), error("first"));
@@ -772,10 +1014,10 @@ TEST(ReleaseRequest, RefusesInvalidRequests) {
   const std::string also = "expected ALSO numkeys key [key ...]";
   const std::vector<std::pair<Words, std::string>> cases = {
       {{}, "ERR the owner is missing: " + kReleaseUsage},
-      {{""}, "ERR the owner must have 1 to 256 bytes, not 0"},
-      {{long_owner}, "ERR the owner must have 1 to 256 bytes, not 257"},
-      {{huge_owner}, "ERR the owner must have 1 to 256 bytes, not 10485760"},
-      {{"", "more"}, "ERR the owner must have 1 to 256 bytes, not 0"},
+      {{""}, "ERR the owner must be 1 to 256 bytes, not 0"},
+      {{long_owner}, "ERR the owner must be 1 to 256 bytes, not 257"},
+      {{huge_owner}, "ERR the owner must be 1 to 256 bytes, not 10485760"},
+      {{"", "more"}, "ERR the owner must be 1 to 256 bytes, not 0"},
       {{"o", "o"}, "ERR syntax error at \"o\": " + also},
       {{"o", ""}, "ERR syntax error at \"\": " + also},
       {{"o", "PX", "5"}, "ERR syntax error at \"PX\": " + also},
@@ -792,8 +1034,9 @@ TEST(FenceRequest, AcceptsValidRequests) {
   const auto without = ParseFence(Words{"k"});
   ASSERT_EQ(ErrorOf(without), "(accepted)");
   EXPECT_EQ(std::get<FenceRequest>(without).token, std::nullopt);
-  for (const uint64_t token : {uint64_t{1}, uint64_t{9}, uint64_t{10}, uint64_t{1700000000000000},
-                               kMaxToken.value - 1, kMaxToken.value}) {
+  // 0 is what a call in line is answered. It is no token, and never current.
+  for (const uint64_t token : {uint64_t{0}, uint64_t{1}, uint64_t{9}, uint64_t{10},
+                               uint64_t{1700000000000000}, kMaxToken.value - 1, kMaxToken.value}) {
     const std::string text = std::to_string(token);
     const auto parsed = ParseFence(Words{"k", text});
     ASSERT_EQ(ErrorOf(parsed), "(accepted)");
@@ -803,9 +1046,8 @@ TEST(FenceRequest, AcceptsValidRequests) {
 
 TEST(FenceRequest, RefusesInvalidRequests) {
   const std::string must =
-      "ERR the token must be a whole number from 1 to 9007199254740991 in plain digits, not ";
+      "ERR the token must be an integer from 0 to 9007199254740991 in plain digits, not ";
   const auto error = [](const Words& words) { return ErrorOf(ParseFence(WithKey(words))); };
-  EXPECT_EQ(error({"0"}), must + "\"0\"");
   EXPECT_EQ(error({"9007199254740992"}), must + "\"9007199254740992\"");
   EXPECT_EQ(error({"9223372036854775807"}), must + "\"9223372036854775807\"");
   for (const std::string& number : kNotPlainDigits) {
@@ -836,7 +1078,7 @@ TEST(FenceRequest, RefusesNestedThen) {
     fence.insert(fence.end(), words.begin(), words.end());
     return ErrorOf(ParseFence(fence));
   };
-  const std::string refused = "ERR a THEN inside a THEN is not allowed: name the command itself";
+  const std::string refused = "ERR THEN cannot be nested: give the command itself";
   EXPECT_EQ(error({"LOCK.FENCE", "k", "7", "THEN", "SET", "a", "b"}), refused);
   EXPECT_EQ(error({"lock.fence", "k", "7", "then"}), refused);
   EXPECT_EQ(error({"lock.fence", "k", "x", "then", "SET"}), refused);
@@ -845,7 +1087,7 @@ TEST(FenceRequest, RefusesNestedThen) {
   EXPECT_EQ(error({"LOCK.FENCE", "k", "THEN"}), "(accepted)");
   EXPECT_EQ(error({"MSET", "a", "b", "THEN"}), "(accepted)");
   EXPECT_EQ(error({"select", "3"}),
-            "ERR SELECT is not allowed after THEN, because it would change the connection");
+            "ERR SELECT is not allowed after THEN, because it changes the connection");
 }
 
 TEST(AcquireRequest, AcceptsFloor) {
@@ -861,7 +1103,7 @@ TEST(AcquireRequest, AcceptsFloor) {
     return ErrorOf(ParseAcquire(WithKey(words), Limits{std::chrono::hours{1}}));
   };
   const std::string must =
-      "ERR FLOOR must be a whole number from 1 to 9007199254740991 in plain digits, not ";
+      "ERR FLOOR must be an integer from 1 to 9007199254740991 in plain digits, not ";
   for (const std::string_view number : {"0", "9007199254740992", "-1", "1.5", "x", ""}) {
     EXPECT_EQ(error({"o", "PX", "5", "FLOOR", number}), must + Quoted(number));
   }
@@ -911,13 +1153,13 @@ TEST(ListRequest, RefusesInvalidRequests) {
   for (const std::string_view count : {"0"sv, "100001"sv, "-1"sv, ""sv, "ten"sv}) {
     EXPECT_EQ(
         error({"COUNT", count}),
-        "ERR COUNT must be a whole number from 1 to 100000 in plain digits, not " + Quoted(count));
+        "ERR COUNT must be an integer from 1 to 100000 in plain digits, not " + Quoted(count));
   }
   for (const std::string_view cursor :
        {""sv, "-1"sv, "x"sv, "1 "sv, "00"sv, "184467440737095516150"sv}) {
-    EXPECT_EQ(
-        error({"CURSOR", cursor}),
-        "ERR CURSOR must be 0 or the number that the last call answered, not " + Quoted(cursor));
+    EXPECT_EQ(error({"CURSOR", cursor}),
+              "ERR CURSOR must be 0 or the cursor that the previous call returned, not " +
+                  Quoted(cursor));
   }
 }
 
@@ -929,7 +1171,7 @@ TEST(TopRequest, AcceptsOptionalCount) {
   for (const std::string_view n : {"0"sv, "1001"sv, "-1"sv, ""sv, "all"sv}) {
     const Words words = {n};
     EXPECT_EQ(ErrorOf(ParseTop(words)),
-              "ERR n must be a whole number from 1 to 1000 in plain digits, not " + Quoted(n));
+              "ERR n must be an integer from 1 to 1000 in plain digits, not " + Quoted(n));
   }
   const Words two = {"1", "2"};
   EXPECT_EQ(ErrorOf(ParseTop(two)), "ERR syntax error at \"2\": expected nothing more");
@@ -1007,7 +1249,9 @@ TEST(AnyRequest, RandomBytesGiveValidRequestOrPrintableError) {
                             "SESSION"sv, "LINGER"sv,
                             "ALSO"sv,    "9007199254740991"sv,
                             "MATCH"sv,   "COUNT"sv,
-                            "CURSOR"sv};
+                            "CURSOR"sv,  "MAXLINE"sv,
+                            "WEIGHT"sv,  "maxhold"sv,
+                            "TAG"sv,     "NOTIFY"sv};
   std::mt19937_64 random(kSeed);
   const auto below = [&](uint64_t bound) { return random() % bound; };
   int accepted = 0;
@@ -1046,13 +1290,20 @@ TEST(AnyRequest, RandomBytesGiveValidRequestOrPrintableError) {
       return is_leased(request) && request.wait >= Millis{0} && request.wait <= kMaxWait &&
              request.linger >= Millis{0} && request.linger <= kDay.max_lease &&
              request.limit >= 1 && request.limit <= kMaxLimit &&
-             (request.mode == Mode::kLimit ? !request.reentrant : request.limit == 1);
+             (request.mode == Mode::kLimit ? !request.reentrant : request.limit == 1) &&
+             request.weight >= 1 && request.weight <= request.limit &&
+             request.max_line <= kMaxLine &&
+             (request.max_hold == Millis{0} ||
+              (request.max_hold >= request.lease && request.max_hold <= kMaxHold)) &&
+             (request.tag.empty() || IsTag(request.tag)) &&
+             (!request.notify.has_value() ||
+              (!request.notify->channel.empty() && request.notify->channel.size() <= 256 &&
+               !request.notify->id.empty() && request.notify->id.size() <= 64));
     });
     check(ParseTouch(words, kDay), is_leased);
     check(ParseRelease(words), is_owned);
     check(ParseFence(words), [](const FenceRequest& request) {
-      return !request.token.has_value() ||
-             (*request.token >= kMinToken && *request.token <= kMaxToken);
+      return !request.token.has_value() || *request.token <= kMaxToken;
     });
     check(ParseList(words), [](const ListRequest& request) {
       return request.count >= 1 && request.count <= kMaxListCount && !request.cursor.empty();

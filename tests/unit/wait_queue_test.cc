@@ -13,9 +13,11 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <random>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/decide.h"
@@ -54,6 +56,12 @@ AcquireRequest Exclusive(Millis lease = kLease) { return {.owner = {}, .lease = 
 AcquireRequest Shared() { return {.owner = {}, .lease = kLease, .mode = Mode::kShared}; }
 AcquireRequest Limit(uint32_t limit) {
   return {.owner = {}, .lease = kLease, .mode = Mode::kLimit, .limit = limit};
+}
+
+AcquireRequest Limit(uint32_t limit, uint32_t weight) {
+  AcquireRequest request = Limit(limit);
+  request.weight = weight;
+  return request;
 }
 
 using Locks = std::vector<LockName>;
@@ -390,6 +398,52 @@ TEST_F(WaitQueueTest, WaiterReturnsItsRequest) {
   EXPECT_EQ(Ms(waiter.deadline()), 77);
 }
 
+// All texts of a request are views into the caller's command.
+TEST_F(WaitQueueTest, CopiesTextsOfRequest) {
+  struct Case {
+    std::string tag;
+    std::optional<std::pair<std::string, std::string>> notify;
+  };
+  const std::vector<Case> cases = {
+      {"", std::nullopt},
+      {"a tag", std::nullopt},
+      {"", std::pair("channel"s, "id"s)},
+      {"a tag", std::pair("channel"s, "id"s)},
+      {std::string(64, 't'), std::pair(std::string(256, '\0'), std::string(64, 'i'))},
+      {"t", std::pair("c"s, "i"s)},
+  };
+  for (const Case& each : cases) {
+    Case given = each;  // it is overwritten below
+    AcquireRequest request = Exclusive();
+    request.tag = given.tag;
+    if (given.notify.has_value()) request.notify = {given.notify->first, given.notify->second};
+    Waiter& waiter = NewCall(request);
+    given.tag.assign(given.tag.size(), '?');
+    if (given.notify.has_value()) {
+      given.notify->first.assign(given.notify->first.size(), '?');
+      given.notify->second.assign(given.notify->second.size(), '?');
+    }
+    const auto check = [&](const char* when) {
+      EXPECT_EQ(waiter.request().tag, each.tag) << when;
+      ASSERT_EQ(waiter.request().notify.has_value(), each.notify.has_value());
+      if (!each.notify.has_value()) return;
+      EXPECT_EQ(waiter.request().notify->channel, each.notify->first) << when;
+      EXPECT_EQ(waiter.request().notify->id, each.notify->second) << when;
+    };
+    check("before it waits");
+    EnterCall(waiter, kA, "ann");
+    check("while it waits");
+    Waiter& newer = NewCall();
+    queue_.TakeOver(newer, waiter);
+    check("when another took over");
+    EXPECT_EQ(newer.request().tag, "") << "its own";
+    queue_.TakeOver(waiter, newer);
+    check("when it came back");
+    queue_.Leave(waiter);
+    check("when it has left");
+  }
+}
+
 // The other keys of a request are views into the caller's command.
 TEST_F(WaitQueueTest, WaiterKeepsNoViewOfCallersKeys) {
   const std::array<std::string_view, 1> also = {"b"};
@@ -670,7 +724,154 @@ TEST_F(WaitQueueTest, WaitsForIgnoresOrderOfLocks) {
   EXPECT_FALSE(WaitQueue::WaitsFor(set, Locks{kOtherA, kB, kC}, Mode::kShared));
 }
 
+// It looks at the waits of the owner or at the queues of the locks, whichever are fewer.
+TEST_F(WaitQueueTest, FindsSameWaitsWhicheverSideIsShorter) {
+  constexpr int kLocks = 40;
+  std::deque<std::string> keys;
+  Locks all;
+  for (int i = 0; i < kLocks; ++i) all.push_back({0, keys.emplace_back("k" + std::to_string(i))});
+  // Ann's waits, of which some cover two of the locks asked for, in an order of their own.
+  std::vector<Waiter*> of_ann;
+  for (int i = kLocks - 2; i >= 0; i -= 2) {
+    const auto at = static_cast<size_t>(i);
+    of_ann.push_back(&Enter("ann", Locks{all[at + 1], all[at]}, Exclusive()));
+  }
+  // One of them is taken over and so becomes the last.
+  Waiter& newer = NewCall();
+  queue_.TakeOver(newer, *of_ann[3]);
+  of_ann.erase(of_ann.begin() + 3);
+  of_ann.push_back(&newer);
+
+  const auto expected = [&](const Locks& locks, const std::vector<Waiter*>& waits) {
+    std::vector<Waiter*> found;
+    for (Waiter* wait : waits) {
+      if (std::any_of(locks.begin(), locks.end(),
+                      [wait](LockName lock) { return wait->WaitsFor(lock); })) {
+        found.push_back(wait);
+      }
+    }
+    return found;
+  };
+  const std::vector<Locks> asked = {
+      {all[0]}, {all[1], all[0]}, {all[32], all[5], kD}, {all[33], all[32], all[0], all[12]}, {kD},
+      all};
+  // Short queues first, then long ones: of others that wait for the same locks.
+  std::deque<std::string> others;
+  for (int round = 0; round < 2; ++round) {
+    for (const Locks& locks : asked) {
+      EXPECT_EQ(queue_.FindWaiters(locks, Owner{"ann"}), expected(locks, of_ann));
+      EXPECT_TRUE(queue_.FindWaiters(locks, Owner{"nobody"}).empty());
+    }
+    for (int i = 0; i < 60 && round == 0; ++i) {
+      Enter(others.emplace_back("other " + std::to_string(i)), Locks{all[0], all[1], all[32]},
+            Shared());
+    }
+  }
+  const std::vector<Waiter*> other = queue_.FindWaiters(Locks{all[1], all[0]}, Owner{"other 7"});
+  ASSERT_EQ(other.size(), 1U);
+  EXPECT_EQ(other[0]->request().owner.bytes, "other 7");
+}
+
 // --- Waiters ahead ----------------------------------------------------------------------------
+
+TEST_F(WaitQueueTest, CrowdAheadOfNewcomerWeighsAllWithALimit) {
+  const auto weight = [this](LockName lock) {
+    return queue_.Find(lock)->Ahead(/*upgrade=*/false, kNow).weight;
+  };
+  Waiter& ann = Enter("ann", {kA, kB}, Limit(9, 4));
+  EXPECT_EQ(weight(kA), 4U);
+  EXPECT_EQ(weight(kB), 4U);
+  Waiter& bob = Enter("bob", kA, Limit(9, 3));
+  Enter("cid", kA);
+  Enter("dan", kA, Limit(9));
+  EXPECT_EQ(weight(kA), 8U);
+  // Taking over may change the weight, in all queues.
+  Waiter& newer = NewCall(Limit(7, 6));
+  queue_.TakeOver(newer, ann);
+  EXPECT_EQ(weight(kA), 10U);
+  EXPECT_EQ(weight(kB), 6U);
+  EXPECT_EQ(queue_.Find(kA)->Ahead(false, kNow).least_limit, 7U);
+  queue_.TakeOver(ann, newer);
+  EXPECT_EQ(weight(kA), 8U);
+  EXPECT_EQ(weight(kB), 4U);
+  queue_.Leave(bob);
+  EXPECT_EQ(weight(kA), 5U);
+  queue_.Leave(ann);
+  EXPECT_EQ(weight(kA), 1U);
+  EXPECT_EQ(queue_.Find(kB), nullptr);
+  Enter("eve", kB, Limit(9));
+  EXPECT_EQ(weight(kB), 1U) << "nothing is left of those before";
+  Enter("fay", kC, Shared());
+  EXPECT_EQ(weight(kC), 0U);
+  EXPECT_TRUE(queue_.IsConsistent());
+}
+
+TEST_F(WaitQueueTest, CrowdAheadOfLimitWeighsWaitersBeforeIt) {
+  Enter("ann", kA, Limit(20, 2));
+  Enter("bob", kA, Limit(10, 3));
+  Waiter& cid = Enter("cid", {kB, kA}, Limit(20, 4));
+  Enter("dan", kA, Limit(20, 5));
+  EXPECT_EQ(cid.AheadOf(0).weight, 0U);
+  const WaitersAhead crowd = cid.AheadOf(1);
+  EXPECT_EQ(crowd.size, 2U);
+  EXPECT_EQ(crowd.weight, 5U);
+  EXPECT_EQ(crowd.least_limit, 10U);
+  EXPECT_TRUE(crowd.all_limit);
+  // Where those ahead leave no room it need not look further.
+  const WaitersAhead enough = Enter("eve", kA, Limit(9, 1)).AheadOf(0);
+  EXPECT_EQ(enough.weight, 9U);
+  EXPECT_EQ(enough.size, 2U);
+  EXPECT_GE(Enter("fay", kA, Limit(20, 20)).AheadOf(0).weight, 10U);
+}
+
+// Whatever was left out of the crowd ahead does not matter: with any weight of the holders the
+// request fits exactly if it does with all that are ahead.
+TEST_F(WaitQueueTest, CrowdAheadOfLimitDecidesLikeThePlainSum) {
+  std::mt19937 random(7);
+  const auto below = [&](unsigned bound) { return static_cast<uint32_t>(random() % bound); };
+  int fit = 0;
+  for (int round = 0; round < 300; ++round) {
+    std::vector<Waiter*> line;
+    for (unsigned i = 0; i < 12; ++i) {
+      const uint32_t limit = 1 + below(40);
+      line.push_back(
+          &Enter("owner " + std::to_string(i), kA, Limit(limit, 1 + below(std::min(limit, 6U)))));
+    }
+    // Some leave or are replaced.
+    for (int i = 0; i < 4; ++i) {
+      const size_t at = below(static_cast<unsigned>(line.size()));
+      if (below(2) == 0) {
+        queue_.Leave(*line[at]);
+        line.erase(line.begin() + static_cast<std::ptrdiff_t>(at));
+      } else {
+        Waiter& newer = NewCall(Limit(40, 1 + below(3)));
+        queue_.TakeOver(newer, *line[at]);
+        line[at] = &newer;
+      }
+    }
+    uint64_t weight = 0;
+    uint32_t least = kMaxLimit;
+    for (size_t i = 0; i < line.size(); ++i) {
+      const AcquireRequest& request = line[i]->request();
+      const WaitersAhead ahead = line[i]->AheadOf(0);
+      const uint64_t room = std::min(request.limit, least);
+      const bool fits = weight + request.weight <= room;
+      ASSERT_EQ(ahead.weight + request.weight <= std::min(request.limit, ahead.least_limit), fits);
+      if (fits && i > 0) {
+        ASSERT_EQ(ahead.weight, weight);
+        ASSERT_EQ(ahead.least_limit, least);
+        ASSERT_EQ(ahead.size, i);
+        ++fit;
+      }
+      weight += request.weight;
+      least = std::min(least, request.limit);
+    }
+    ASSERT_EQ(queue_.Find(kA)->Ahead(false, kNow).weight, weight);
+    ASSERT_TRUE(queue_.IsConsistent());
+    for (Waiter* waiter : line) queue_.Leave(*waiter);
+  }
+  EXPECT_GT(fit, 300);
+}
 
 TEST_F(WaitQueueTest, CrowdAheadOfNewcomerIsWholeQueue) {
   Enter("ann", {kA, kB}, Limit(7));
@@ -1323,7 +1524,7 @@ TEST_F(WaitQueueTest, ReportsAtMostRequestedNumberOfQueues) {
 
 // --- Memory -----------------------------------------------------------------------------------
 
-static_assert(sizeof(Waiter) <= 192);
+static_assert(sizeof(Waiter) <= 320);
 
 #ifdef __GLIBC__
 // The bytes this process has obtained from malloc; always zero under AddressSanitizer.

@@ -1,7 +1,9 @@
 // C1: clients that certainly hold a lock at the same time may do so together.
 //
-// Wrong is an overlap of certain holds (hold.h) of two owners, unless both read or both take one of
-// a limited number; and more of the latter at once than the largest limit that one of them named.
+// Wrong is an overlap of certain holds (hold.h) of two owners, unless both read or both take some
+// of a limited number; and more of the latter at once, by their weights, than the one named as its
+// limit that was granted last: the highest token tells which, unless it was asked for as a floor or
+// may have been replaced.
 // Not wrong is what overlaps by a hold that only may still be there: owner.cc cuts a certain hold
 // short as soon as something may have ended it.
 
@@ -46,11 +48,15 @@ void CheckExclusion(const LockHistory& lock, Report& report) {
   std::vector<const Inside*> present;
   for (const Inside& next : all) {
     std::erase_if(present, [&](const Inside* other) { return other->until <= next.from; });
-    size_t others = 0;
+    size_t weight = next.hold->least_weight;
+    const Hold* last = next.hold;
+    bool undated = next.hold->undated;
     uint16_t largest = next.hold->limit;
     for (const Inside* other : present) {
       if (other->hold->owner == next.hold->owner) continue;
-      ++others;
+      weight += other->hold->least_weight;
+      if (other->hold->token > last->token) last = other->hold;
+      undated = undated || other->hold->undated;
       largest = std::max(largest, other->hold->limit);
       const bool alike =
           other->hold->sharing == next.hold->sharing && next.hold->sharing != Sharing::kExclusive;
@@ -59,8 +65,9 @@ void CheckExclusion(const LockHistory& lock, Report& report) {
                         {other->op, next.op});
       }
     }
-    if (next.hold->sharing == Sharing::kLimit && others + 1 > largest) {
-      report.Violated("C1", "more owners hold the lock than its limit allows",
+    const uint16_t limit = undated ? largest : last->limit;
+    if (next.hold->sharing == Sharing::kLimit && weight > limit && !present.empty()) {
+      report.Violated("C1", "more of the lock is held than its limit allows",
                       {present.front()->op, next.op});
     }
     present.push_back(&next);

@@ -51,6 +51,58 @@ TEST(ExclusionTest, SharersAndLimits) {
   EXPECT_EQ(ChecksOf({{Reading(a), limit(b)}, {}}), Checks{"C1"});
 }
 
+TEST(ExclusionTest, WeightsCountAgainstTheLimitOfTheLastGrant) {
+  const Operation a = Granted(1, 10, 0, 1);
+  const Operation b = Granted(2, 20, 100, 101);
+  EXPECT_EQ(ChecksOf({{Weighing(2, 3, a), Weighing(1, 3, b)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{Weighing(2, 3, a), Weighing(2, 3, b)}, {}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{Weighing(1, 1, a), Weighing(2, 3, b)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{Weighing(2, 3, a), Weighing(1, 1, b)}, {}}), Checks{"C1"});
+  // What lingers weighs too.
+  const Operation lingers = WithLinger(500, Weighing(2, 3, a));
+  const auto later = [&](uint16_t weight) {
+    return Weighing(weight, 3, Granted(2, 20, 1100, 1101));
+  };
+  EXPECT_EQ(ChecksOf({{lingers, later(1)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{lingers, later(2)}, {}}), Checks{"C1"});
+  // A floor does not tell which was granted last.
+  const Operation raised = WithFloor(20, Weighing(1, 1, b));
+  EXPECT_EQ(ChecksOf({{Weighing(1, 3, a), raised}, {}}), Checks{});
+}
+
+TEST(ExclusionTest, AHoldLastsNoLongerThanItMay) {
+  const Operation first = Granted(1, 10, 0, 1);
+  const Operation touched = Touched(1, 900, 901, 1000);
+  const Operation second = Granted(2, 20, 1500, 1501);
+  EXPECT_EQ(ChecksOf({{first, touched, second}, {}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{WithMaxHold(1200, first), touched, second}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{WithMaxHold(1600, first), touched, second}, {}}), Checks{"C1"});
+  // A linger follows.
+  EXPECT_EQ(ChecksOf({{WithLinger(400, WithMaxHold(1200, first)), touched, second}, {}}),
+            Checks{"C1"});
+  // It may have become shorter by a call that was lost, and never becomes longer.
+  const Operation again = WithMaxHold(1200, Granted(1, 10, 500, 501));
+  EXPECT_EQ(ChecksOf({{first, again, touched, second}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, Lost(again), touched, second}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{WithMaxHold(1200, first), WithMaxHold(9000, again), touched, second}, {}}),
+            Checks{});
+  // Or by an upgrade, whose answer comes later (seed 488003).
+  const Operation reads = Reading(first);
+  const Operation upgrade = Granted(1, 15, 200, 900);
+  const Operation third = Granted(3, 20, 600, 601);
+  EXPECT_EQ(ChecksOf({{reads, WithMaxHold(300, upgrade), third}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{reads, WithMaxHold(2000, upgrade), third}, {}}), (Checks{"C1", "C1"}));
+}
+
+TEST(ExclusionTest, ToBeNotifiedChangesNothing) {
+  const Operation first = Granted(1, 10, 0, 1);
+  const Operation second = Granted(2, 20, 100, 501, 1000, 600);
+  EXPECT_EQ(ChecksOf({{first, Notified(second, 101)}, {}}), Checks{"C1"});
+  EXPECT_EQ(ChecksOf({{first, Released(1, 400, 401), Notified(second, 101)}, {}}), Checks{});
+  // Who was not told by a message may hold it, and is not certain.
+  EXPECT_EQ(ChecksOf({{first, Lost(Notified(second, 101))}, {}}), Checks{});
+}
+
 TEST(ExclusionTest, StrangersAndClocksEndHolds) {
   const std::vector<Operation> ops = {Granted(1, 10, 0, 1), Granted(2, 20, 500, 501)};
   EXPECT_EQ(ChecksOf({ops, {During(Mark::Kind::kForced, 300, 310)}}), Checks{});

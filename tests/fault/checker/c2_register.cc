@@ -1,5 +1,7 @@
 // C2: a register that keeps the highest token it was shown never refuses a rightful holder; the
-// server refuses no rightful holder, and obeys nobody who has been replaced or whose hold is over.
+// server refuses no rightful holder, tells none that its hold is lost, and obeys nobody who has
+// been replaced or whose hold is over, by its lease, by the most that it may last, or because that
+// was said.
 //
 // Rightful is who certainly holds the lock from the sending of a request to its answer (owner.cc).
 // Replaced, on a lock that everybody takes exclusively, is who has a lower token than somebody else
@@ -46,6 +48,22 @@ void CheckObeyed(const LockHistory& lock, const Owner& owner, const Step& step, 
   }
 }
 
+// A message says that the hold is lost. It may be older than what happened since.
+void CheckLoss(const LockHistory& lock, const Owner& owner, const Step& step, Report& report) {
+  if (!step.rightful || !owner.ShowsItsToken(step.op)) return;
+  const Time since = lock.ops[owner.told_by()].sent;
+  if (lock.marks.MayBeSetBack(since, step.op.answered) &&
+      lock.Excuses(Exemption::kStepMayProlongLease)) {
+    return;
+  }
+  if (lock.marks.MayBeForced(since, step.op.answered) &&
+      lock.Excuses(Exemption::kStrangerMayBringHoldBack)) {
+    return;
+  }
+  report.Violated("C2", "a hold is said to be lost that is certainly live",
+                  {owner.told_by(), step.index});
+}
+
 }  // namespace
 
 void CheckObedience(const LockHistory& lock, const Owner& owner, const Step& step, Report& report) {
@@ -58,9 +76,13 @@ void CheckObedience(const LockHistory& lock, const Owner& owner, const Step& ste
       report.Violated("C2", "the token of a rightful holder was refused",
                       {owner.told_by(), step.index});
     }
+  } else if (op.verb == Verb::kLoss) {
+    CheckLoss(lock, owner, step, report);
   } else if (op.verb == Verb::kTouch || op.verb == Verb::kRelease) {
     // These do not name the token that they are about.
-    if (obeyed && owner.has_been_told() && owner.state() != Owner::State::kPerhapsNewer) {
+    const bool leaves_line = op.verb == Verb::kRelease && owner.MayStandInLine(op);
+    if (obeyed && owner.has_been_told() && owner.state() != Owner::State::kPerhapsNewer &&
+        !leaves_line) {
       CheckObeyed(lock, owner, step, owner.token(), report);
     }
     if (refused) {

@@ -114,5 +114,76 @@ TEST(RegisterTest, AHoldThatIsOverIsNotObeyed) {
   }
 }
 
+TEST(RegisterTest, AHoldThatHasLastedAsLongAsItMayIsNotObeyed) {
+  const Operation first = WithMaxHold(1200, Granted(1, 10, 0, 1));
+  const Operation touched = Touched(1, 900, 901, 1000);
+  const std::vector<Operation> late = {Touched(1, 1250, 1251, 1000), Released(1, 1250, 1251),
+                                       Shown(Verb::kFence, 1, 10, 1250)};
+  for (const Operation& op : late) {
+    EXPECT_EQ(ChecksOf({{first, touched, op}, {}}), Checks{"C2"});
+    EXPECT_EQ(ChecksOf({{WithMaxHold(1300, first), touched, op}, {}}), Checks{});
+    EXPECT_EQ(ChecksOf({{first, Lost(touched), op}, {}}), Checks{"C2"});
+    EXPECT_EQ(ChecksOf({{first, touched, op}, {During(Mark::Kind::kStep, 500, 501, -200)}}),
+              Checks{});
+    // Also if that was set later, though not if nobody knows.
+    const Operation again = WithMaxHold(1200, Granted(1, 10, 500, 501));
+    const Operation plain = Granted(1, 10, 0, 1);
+    EXPECT_EQ(ChecksOf({{plain, again, touched, op}, {}}), Checks{"C2"});
+    EXPECT_EQ(ChecksOf({{plain, Lost(again), touched, op}, {}}), Checks{});
+    EXPECT_EQ(ChecksOf({{first, WithMaxHold(9000, again), touched, op}, {}}), Checks{"C2"});
+  }
+}
+
+TEST(RegisterTest, AnUpgradeDoesNotBeginAnew) {
+  const Operation reads = WithMaxHold(1200, Reading(Granted(1, 10, 0, 1)));
+  const Operation writes = Granted(1, 12, 500, 501);
+  const Operation late = Shown(Verb::kFence, 1, 12, 1250);
+  EXPECT_EQ(ChecksOf({{reads, writes, Touched(1, 900, 901, 1000), late}, {}}), Checks{"C2"});
+  // It may have been a new hold.
+  const Operation anew = Granted(1, 12, 500, 1010);
+  EXPECT_EQ(ChecksOf({{reads, anew, Touched(1, 1100, 1101, 1000), late}, {}}), Checks{});
+}
+
+TEST(RegisterTest, AHoldIsNotSaidToBeLostWhileItIsLive) {
+  const Operation first = Granted(1, 10, 0, 1);
+  EXPECT_EQ(ChecksOf({{first, SaidToBeLost(1, 10, 500)}, {}}), Checks{"C2"});
+  EXPECT_EQ(ChecksOf({{first, SaidToBeLost(1, 10, 1050)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, SaidToBeLost(1, 9, 500)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, Touched(1, 900, 901, 1000), SaidToBeLost(1, 10, 1050)}, {}}),
+            Checks{"C2"});
+  for (const Mark& mark :
+       {During(Mark::Kind::kForced, 300, 301), During(Mark::Kind::kLossy, 300, 301),
+        During(Mark::Kind::kStep, 300, 301, 700), During(Mark::Kind::kStep, 300, 301, -700)}) {
+    EXPECT_EQ(ChecksOf({{first, SaidToBeLost(1, 10, 500)}, {mark}}), Checks{});
+  }
+  EXPECT_EQ(
+      ChecksOf(
+          {{WithMaxHold(1000, first), Touched(1, 900, 901, 1000), SaidToBeLost(1, 10, 1050)}, {}}),
+      Checks{});
+}
+
+TEST(RegisterTest, AHoldThatIsSaidToBeLostIsNotObeyed) {
+  const Operation first = Granted(1, 10, 0, 900);
+  const Operation lost = SaidToBeLost(1, 10, 1500);
+  const std::vector<Operation> late = {Touched(1, 1600, 1601, 1000), Released(1, 1600, 1601),
+                                       Shown(Verb::kFence, 1, 10, 1600)};
+  for (const Operation& op : late) {
+    EXPECT_EQ(ChecksOf({{first, op}, {}}), Checks{});
+    EXPECT_EQ(ChecksOf({{first, lost, op}, {}}), Checks{"C2"});
+    EXPECT_EQ(ChecksOf({{first, lost, op}, {During(Mark::Kind::kStep, 1550, 1551, -200)}}),
+              Checks{});
+    EXPECT_EQ(ChecksOf({{first, lost, op}, {During(Mark::Kind::kForced, 1550, 1551, 100)}}),
+              Checks{});
+  }
+}
+
+// A message that a lock is granted says what an answer would say.
+TEST(RegisterTest, WhoWasToldByAMessageIsRightful) {
+  const Operation granted = Notified(Granted(1, 10, 0, 100, 1000, 500), 1);
+  EXPECT_EQ(ChecksOf({{granted, Touched(1, 110, 111, 1000)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{granted, Touched(1, 110, 111, 1000, Answer::kNo)}, {}}), Checks{"C2"});
+  EXPECT_EQ(ChecksOf({{granted, Shown(Verb::kFence, 1, 10, 110, Answer::kNo)}, {}}), Checks{"C2"});
+}
+
 }  // namespace
 }  // namespace turnstile::fault

@@ -79,5 +79,12 @@ TEST(TokensTest, MayBeGivenAgainToWhoIsBackWithOlderData) {
   EXPECT_EQ(ChecksOf({refused, {}}), (Checks{"C3", "C2"}));
 }
 
+TEST(TokensTest, OfMessagesRiseToo) {
+  const Operation first = Granted(1, 10, 0, 1, 100);
+  EXPECT_EQ(ChecksOf({{first, Notified(Granted(2, 9, 150, 250, 100, 200), 151)}, {}}),
+            Checks{"C3"});
+  EXPECT_EQ(ChecksOf({{first, Notified(Granted(2, 11, 150, 250, 100, 200), 151)}, {}}), Checks{});
+}
+
 }  // namespace
 }  // namespace turnstile::fault

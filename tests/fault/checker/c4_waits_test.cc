@@ -76,5 +76,46 @@ TEST(WaitsTest, ReadersAreLetInBesideReaders) {
   EXPECT_EQ(ChecksOf({{writer, downgraded(200), late}, {}}), Checks{"C4"});
 }
 
+TEST(WaitsTest, AreToldByAMessageInTime) {
+  const Operation holder = Granted(9, 1, 0, 1, 60000);
+  EXPECT_EQ(ChecksOf({{holder, Notified(Null(1, 2, 1602, 500), 3)}, {}}), Checks{"C4"});
+  EXPECT_EQ(ChecksOf({{holder, Notified(Null(1, 2, 1402, 500), 3)}, {}}), Checks{});
+  // Who gives up at once when it hears nothing any more has nothing to complain of.
+  EXPECT_EQ(ChecksOf({{holder, Lost(Notified(Null(1, 2, 1602, 500), 3))}, {}}), Checks{"C4"});
+  EXPECT_EQ(ChecksOf({{holder, Lost(Notified(Null(1, 2, 300, 500), 3))}, {}}), Checks{});
+}
+
+TEST(WaitsTest, ALockIsHandedOverToWhoIsNotified) {
+  const auto handed_over = [](Time at) {
+    std::vector<Operation> ops = HandedOver(at);
+    ops[1] = Notified(ops[1], 101);
+    return ops;
+  };
+  EXPECT_EQ(ChecksOf({handed_over(450), {}}), Checks{});
+  EXPECT_EQ(ChecksOf({handed_over(600), {}}), Checks{"C4"});
+}
+
+TEST(WaitsTest, ALockThatHasBeenHeldAsLongAsItMayIsHandedOver) {
+  const auto capped = [](Time linger, Time at) {
+    return std::vector<Operation>{WithLinger(linger, WithMaxHold(1200, Granted(1, 10, 0, 1))),
+                                  Touched(1, 900, 901, 1000), Granted(2, 20, 1000, at, 1000, 2000)};
+  };
+  EXPECT_EQ(ChecksOf({capped(0, 1250), {}}), Checks{});
+  EXPECT_EQ(ChecksOf({capped(0, 1350), {}}), Checks{"C4"});
+  EXPECT_EQ(ChecksOf({capped(300, 1550), {}}), Checks{});
+  EXPECT_EQ(ChecksOf({capped(300, 1650), {}}), Checks{"C4"});
+}
+
+TEST(WaitsTest, ALockThatIsSaidToBeLostIsHandedOver) {
+  const auto lost = [](Time at, bool said) {
+    std::vector<Operation> ops = {Granted(1, 10, 0, 900), Granted(2, 20, 950, at, 1000, 2000)};
+    if (said) ops.push_back(SaidToBeLost(1, 10, 1100));
+    return ops;
+  };
+  EXPECT_EQ(ChecksOf({lost(1150, true), {}}), Checks{});
+  EXPECT_EQ(ChecksOf({lost(1250, true), {}}), Checks{"C4"});
+  EXPECT_EQ(ChecksOf({lost(1250, false), {}}), Checks{});
+}
+
 }  // namespace
 }  // namespace turnstile::fault

@@ -2,8 +2,10 @@
 // lock. Nobody releases more often than it acquired, and a stranger releases nothing.
 //
 // A holder that asks again keeps its token, unless it asks for a higher one or, having read, to
-// write: that may be in vain, and gives a new token. Not wrong is what fits a hold of which the
-// owner was not told, or one of older data.
+// write: that may be in vain, and gives a new token. Who asks again with another weight is refused.
+// Who asks again by the channel and id of its hold has to release it no more often. Who stands in
+// line releases its place. Not wrong is
+// what fits a hold of which the owner was not told, or one of older data.
 
 #include "fault/checker/checks.h"
 
@@ -23,7 +25,10 @@ void CheckOtherToken(const LockHistory& lock, const Owner& owner, const Step& st
     report.Violated("C6", "an owner that asked again got an older token",
                     {owner.told_by(), step.index});
   }
-  if (step.rightful && !step.upgrade && !owner.IsRaised(op) && !owner.MayHaveAnotherToken()) {
+  // What it touched since may be what a lost call got it.
+  const bool may_be_newer = owner.state() == Owner::State::kPerhapsNewer && owner.hold().undated;
+  if (step.rightful && !step.upgrade && !owner.IsRaised(op) && !owner.MayHaveAnotherToken() &&
+      !may_be_newer) {
     report.Violated("C6", "an owner that holds the lock and asked again got another token",
                     {owner.told_by(), step.index});
   }
@@ -44,6 +49,11 @@ void CheckAskingAgain(const LockHistory& lock, const Owner& owner, const Step& s
   }
   if (op.answer != Answer::kToken) return;
   const bool may_write = owner.hold().may_write && lock.Excuses(Exemption::kReaderMayWriteAlready);
+  const bool other_weight = op.sharing == Sharing::kLimit && op.weight != owner.hold().weight;
+  if (other_weight && step.rightful && op.token == owner.token()) {
+    report.Violated("C6", "a holder that asked again with another weight was not refused",
+                    {owner.told_by(), step.index});
+  }
   if (op.token != owner.token()) {
     CheckOtherToken(lock, owner, step, report);
   } else if (step.upgrade && !may_write) {
@@ -55,7 +65,7 @@ void CheckAskingAgain(const LockHistory& lock, const Owner& owner, const Step& s
 void CheckCount(const LockHistory& lock, const Owner& owner, const Step& step, Report& report) {
   const Operation& op = step.op;
   if (op.verb != Verb::kRelease || op.answer != Answer::kYes || !owner.has_been_told() ||
-      owner.count().most > 0) {
+      owner.count().most > 0 || owner.MayStandInLine(op)) {
     return;
   }
   const bool untold = owner.lost().first_asked != kNever;

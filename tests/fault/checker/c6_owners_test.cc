@@ -152,5 +152,54 @@ TEST(OwnersTest, AReaderMayWriteAfterALostChange) {
   EXPECT_EQ(ChecksOf({{reader, Lost(upgraded), touched, waiter}, {}}), Checks{});
 }
 
+TEST(OwnersTest, WhoAsksAgainWithAnotherWeightIsRefused) {
+  const Operation first = Weighing(2, 3, Granted(1, 10, 0, 1));
+  const auto again = [](uint16_t weight) { return Weighing(weight, 3, Granted(1, 10, 100, 101)); };
+  EXPECT_EQ(ChecksOf({{first, again(2)}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, again(1)}, {}}), Checks{"C6"});
+  Operation refused = again(1);
+  refused.answer = Answer::kError;
+  EXPECT_EQ(ChecksOf({{first, refused}, {}}), Checks{});
+  // What is over does not count.
+  EXPECT_EQ(ChecksOf({{first, Weighing(1, 3, Granted(1, 12, 1100, 1101))}, {}}), Checks{});
+}
+
+TEST(OwnersTest, AReleaseLeavesTheLine) {
+  const Operation first = Granted(1, 10, 0, 1, 100);
+  const Operation other = Granted(2, 20, 200, 201);
+  Operation waits = Notified(Granted(1, 0, 300, 410, 1000, 500), 301);
+  waits.answer = Answer::kError;
+  const Operation leaves = Released(1, 400, 401);
+  EXPECT_EQ(ChecksOf({{first, other, waits, leaves}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, other, leaves}, {}}), Checks{"C2"});
+  // Once.
+  EXPECT_EQ(ChecksOf({{first, other, waits, leaves, Released(1, 420, 421)}, {}}),
+            (Checks{"C2", "C6"}));
+  EXPECT_EQ(ChecksOf({{first, Released(1, 20, 21), other, waits, leaves}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, Released(1, 20, 21), other, leaves}, {}}), (Checks{"C2", "C6"}));
+}
+
+// Both the hold and the place, also if it was told late that the place had brought it another hold.
+TEST(OwnersTest, AReleaseGivesUpWhatItsOwnerReadWhileItWaitedToWrite) {
+  const Operation reads = Reading(Granted(1, 10, 0, 1));
+  const Operation writes = Notified(Granted(1, 12, 100, 500, 1000, 600), 101);
+  const Operation other = Granted(2, 20, 350, 400);
+  EXPECT_EQ(ChecksOf({{reads, writes, Released(1, 300, 301), other}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{reads, writes, other}, {}}), (Checks{"C1", "C1"}));
+}
+
+// Who asks again because it may have missed a message does not get one more.
+TEST(OwnersTest, WhoAsksAgainByTheSameChannelIsNotCountedOnceMore) {
+  const Operation first = Notified(Reentrant(Granted(1, 10, 0, 1)));
+  const Operation again = Reentrant(Granted(1, 10, 100, 101));
+  const Operation once = Released(1, 200, 201);
+  const Operation twice = Released(1, 300, 301);
+  EXPECT_EQ(ChecksOf({{first, Notified(again), once, twice}, {}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, NotifiedAsBefore(again), once, twice}, {}}), Checks{"C6"});
+  EXPECT_EQ(ChecksOf({{first, NotifiedAsBefore(again), once, Granted(2, 20, 400, 401)}, {}}),
+            Checks{});
+  EXPECT_EQ(ChecksOf({{first, Notified(again), once, Granted(2, 20, 400, 401)}, {}}), Checks{"C1"});
+}
+
 }  // namespace
 }  // namespace turnstile::fault

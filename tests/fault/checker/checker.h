@@ -3,12 +3,13 @@
 //
 //   C1  Clients that certainly hold a lock at the same time may do so together.
 //   C2  A register that keeps the highest token it was shown never refuses a rightful holder; the
-//       server refuses no rightful holder, and nobody who has been replaced is obeyed.
+//       server refuses no rightful holder, tells none that its hold is lost, and obeys nobody who
+//       has been replaced, or whose hold is over.
 //   C3  The token of a new hold is above every token of the lock that was told before it was asked
 //       for, is nobody else's, is not below a floor that was asked for, and is below 2^53.
 //   C4  Every wait ends by its time-out plus a second. A lock that is surely free and waited for
 //       is granted in a tenth of a second, and so is a reader whom no writer keeps waiting.
-//   C5  Who surely came first is served first.
+//   C5  Who surely came first is served first, and nobody stands in a line that is too long for it.
 //   C6  Who asks again gets the same token or a newer one. Nobody releases more often than it
 //       acquired, and a stranger releases nothing.
 //

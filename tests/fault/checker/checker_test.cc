@@ -26,9 +26,15 @@ TEST(HistoryTest, IsReadAsItWasWritten) {
   odd.floor = 9;
   odd.linger = 3;
   odd.server = 4;
+  odd.weight = 3;
+  odd.max_line = 8;
+  odd.max_hold = 11;
+  odd.notified = true;
+  odd.bound = true;
+  odd.queued = 2;
   Mark mark = During(Mark::Kind::kForced, 1, 2, 3);
   mark.what = "a DEL of all";
-  const History history{{odd, Released(2, 3, 4, Answer::kLost)}, {mark}};
+  const History history{{odd, Released(2, 3, 4, Answer::kLost), SaidToBeLost(2, 3, 4)}, {mark}};
   std::stringstream text;
   Write(history, text);
   const std::string written = text.str();

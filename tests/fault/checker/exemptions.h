@@ -69,6 +69,7 @@ enum class Exemption : uint8_t {
   kUntoldGrantMayBeReleased,
   kOlderHoldMayBeReleased,
   kStepMayLetReleaseAgain,
+  kBindingMayBeForgotten,
   // What only the simulator can tell.
   kReturnedHoldIsUsed,
 

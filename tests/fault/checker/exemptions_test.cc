@@ -202,6 +202,8 @@ std::vector<Twin> OrderTwins() {
 std::vector<Twin> OwnerTwins() {
   const Operation first = Granted(1, 10, 0, 1);
   const Operation release = Released(1, 100, 101);
+  Operation elsewhere = NotifiedAsBefore(Reentrant(Granted(1, 10, 100, 101)));
+  elsewhere.server = 2;
   return {
       {Exemption::kTokenMayBeOfOlderHold,
        "C6",
@@ -215,6 +217,9 @@ std::vector<Twin> OwnerTwins() {
       {Exemption::kOlderHoldMayBeReleased,
        "C6",
        {{first, release, Released(1, 300, 301)}, {Loss(99, 200)}}},
+      {Exemption::kBindingMayBeForgotten,
+       "C6",
+       {{Notified(Reentrant(first)), elsewhere, Released(1, 200, 201), Released(1, 300, 301)}, {}}},
       {Exemption::kStepMayLetReleaseAgain,
        "C6",
        {{first, Released(1, 1100, 1101, Answer::kNo), Released(1, 1200, 1201)},

@@ -28,7 +28,11 @@ struct Hold {
   int64_t token = 0;
   Sharing sharing = Sharing::kExclusive;
   uint16_t limit = 1;
-  bool may_write = false;  // it is kShared for certain, and perhaps kExclusive
+  uint16_t weight = 1;
+  uint16_t least_weight = 1;  // a newer hold, of which its owner was not told, may have another
+  bool undated = false;       // its token does not tell when it was granted, by a floor or because
+                              // it may be a newer hold
+  bool may_write = false;     // it is kShared for certain, and perhaps kExclusive
 
   std::vector<CertainHold> certain;
   bool revived = false;  // it is back from older data, and not certain any more

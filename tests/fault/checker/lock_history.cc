@@ -41,6 +41,7 @@ void LastSeen::Assign(const std::vector<Operation>& ops, Indices indices) {
   struct Owner {
     int64_t token = 0;
     bool unsure = false;
+    Time in_line_until = 0;  // a release may have been that of its place
   };
   std::map<uint32_t, Owner> owners;
   for (const size_t i : indices) {
@@ -48,11 +49,13 @@ void LastSeen::Assign(const std::vector<Operation>& ops, Indices indices) {
     if (op.verb == Verb::kAcquire) {
       Owner& owner = owners[op.owner];
       if (IsGrant(op)) owner.token = op.token;
+      owner.in_line_until = std::max(owner.in_line_until, op.answered);
       owner.unsure = owner.unsure || op.answer == Answer::kLost;
     } else if ((op.verb == Verb::kRelease || op.verb == Verb::kTouch) &&
                op.answer == Answer::kYes) {
       const auto owner = owners.find(op.owner);
-      if (owner != owners.end() && !owner->second.unsure && owner->second.token != 0) {
+      if (owner != owners.end() && !owner->second.unsure && owner->second.token != 0 &&
+          op.sent >= owner->second.in_line_until) {
         entries_.push_back({owner->second.token, op.sent});
       }
     }

@@ -24,7 +24,7 @@ inline constexpr Time kNever = std::numeric_limits<Time>::max();
 using Indices = std::span<const size_t>;  // of operations
 
 inline bool IsRequest(const Operation& op) {
-  return op.verb != Verb::kWrite && op.verb != Verb::kClose;
+  return op.verb != Verb::kWrite && op.verb != Verb::kClose && op.verb != Verb::kLoss;
 }
 inline bool IsAnswered(const Operation& op) { return op.answer != Answer::kLost; }
 inline bool IsGrant(const Operation& op) {

@@ -68,6 +68,9 @@ void Owner::Follow(const Step& step) {
     case Verb::kClose:
       Closed(step);
       break;
+    case Verb::kLoss:
+      ToldOfLoss(step.op);
+      break;
     case Verb::kWrite:
       // One whose hold came back with older data is rightful here, and rightly refused there.
       lock_.is_rightful_write[step.index] =
@@ -100,6 +103,7 @@ void Owner::DoubtMode(const Operation& op) {
 void Owner::Acquired(const Step& step) {
   const Operation& op = step.op;
   first_asked_ = std::min(first_asked_, op.sent);
+  in_line_until_ = std::max(in_line_until_, op.answered);
   linger_ = std::max(linger_, op.linger);
   reentrant_ = reentrant_ || op.reentrant;
   if (op.answer == Answer::kLost) {
@@ -117,6 +121,7 @@ void Owner::LoseAcquire(const Step& step) {
   lost_.held_back = lost_.held_back || !op.direct;
   lost_.upgrade = lost_.upgrade || step.upgrade;
   lost_.highest_floor = std::max(lost_.highest_floor, op.floor);
+  if (op.max_hold > 0) lost_.least_max_hold = std::min(lost_.least_max_hold, op.max_hold);
   if (op.reentrant && lock_.Excuses(Exemption::kLostGrantMayCount)) {
     ++lost_.reentrant;
     count_.AddPerhaps(1);
@@ -131,20 +136,23 @@ void Owner::LoseAcquire(const Step& step) {
     state_ = State::kUntold;
     return;
   }
+  current().least_weight = std::min(current().least_weight, op.weight);
   if (lock_.Excuses(Exemption::kLostCallMayRenew)) {
-    current().live_until = std::max(current().live_until, lock_.LatestEnd(op.sent, latest));
+    const Time until = std::min(lock_.LatestEnd(op.sent, latest), LatestCap(0));
+    current().live_until = std::max(current().live_until, until);
   }
   if (lock_.Excuses(Exemption::kLostCallMayGrant)) state_ = State::kPerhapsNewer;
 }
 
 void Owner::TakeGrant(const Step& step) {
   const Operation& op = step.op;
-  const int grants = op.reentrant ? 1 : 0;
   if (!has_been_told() || op.token != token()) {
     // A token that is raised is that of the same hold, and so is that of an upgrade.
     const bool raised = IsRaised(op);
     const bool may_be_same = raised || step.upgrade || MayHaveAnotherToken();
-    count_.Set(step.rightful && raised ? count_.least + grants : 1,
+    const int grants = op.reentrant ? 1 : 0;
+    BeginCap(step, may_be_same && has_been_told(), step.rightful && (raised || step.upgrade));
+    count_.Set(step.rightful && raised ? count_.least + (op.bound ? 0 : grants) : 1,
                std::max(1 + lost_.reentrant, may_be_same ? count_.most + grants : 0));
     BeginHold(step);
   } else {
@@ -153,12 +161,48 @@ void Owner::TakeGrant(const Step& step) {
       ReadOnlyFrom(op.sent);
     }
     count_.BeAtLeastOne();
-    count_.Add(grants);
+    if (op.reentrant) CountGrant(op);
+  }
+  if (op.max_hold > 0) {
+    cap_.perhaps = std::min(cap_.perhaps, op.max_hold);
+    cap_.surely = std::min(cap_.surely, op.max_hold);
   }
   Renew(step);
+  if (op.notified) bound_at_ = op.server;
   told_by_ = step.index;
   state_ = lost_.held_back && lock_.Excuses(Exemption::kHeldBackCallMayGrant) ? State::kPerhapsNewer
                                                                               : State::kHolds;
+}
+
+// Who asks again by the channel and id of its hold has it as often as before. A server that did not
+// grant the hold knows of no channel.
+void Owner::CountGrant(const Operation& op) {
+  if (!op.bound) {
+    count_.Add(1);
+  } else if (op.server != bound_at_ && lock_.Excuses(Exemption::kBindingMayBeForgotten)) {
+    count_.AddPerhaps(1);
+  }
+}
+
+void Owner::BeginCap(const Step& step, bool may_be_same, bool is_same) {
+  const Operation& op = step.op;
+  if (!may_be_same) cap_ = {.granted_from = kNever};
+  cap_.granted_from = std::min(cap_.granted_from, AskingSince(op));
+  if (is_same) return;
+  cap_.granted_until = op.answered;
+  cap_.surely = kNever;
+}
+
+Time Owner::EarliestCap(Time max_hold, Time linger) const {
+  if (max_hold == kNever) return kNever;
+  return lock_.EarliestEnd(cap_.granted_from,
+                           cap_.granted_from + max_hold + linger - lock_.rules.lease_slack);
+}
+
+Time Owner::LatestCap(Time linger) const {
+  if (cap_.surely == kNever) return kNever;
+  return lock_.LatestEnd(cap_.granted_from, cap_.granted_until + cap_.surely + linger +
+                                                kMillisecond + lock_.rules.lease_slack);
 }
 
 void Owner::BeginHold(const Step& step) {
@@ -168,7 +212,7 @@ void Owner::BeginHold(const Step& step) {
   if (has_been_told()) {
     // The hold so far is replaced, also if it only lingered.
     End(op, op.answered);
-    current().Shorten(lock_.EarliestEnd(op.sent, op.sent + op.lease - lock_.rules.lease_slack));
+    current().Shorten(EarliestEndBy(op));
     for (CertainHold& interval : current().certain) {
       interval.until = std::min(interval.until, op.answered);
     }
@@ -182,6 +226,9 @@ void Owner::BeginHold(const Step& step) {
   hold.sharing = mode_.unsure ? Sharing::kShared : op.sharing;
   hold.may_write = mode_.unsure;
   hold.limit = op.limit;
+  hold.weight = op.weight;
+  hold.least_weight = op.weight;
+  hold.undated = op.floor == op.token;
   hold.revived = revived;
 }
 
@@ -189,15 +236,18 @@ void Owner::Touched(const Step& step) {
   const Operation& op = step.op;
   if (op.answer == Answer::kYes) {
     count_.BeAtLeastOne();
+    if (state_ == State::kPerhapsNewer || MayHaveOlderHold(op)) current().undated = true;
     Renew(step);
     if (state_ == State::kGaveUp) state_ = State::kHolds;
   } else if (op.answer == Answer::kLost) {
     if (lock_.Excuses(Exemption::kLostCallMayRenew)) {
       const Time latest = LatestArrival(op) + op.lease + kMillisecond;
       Hold& hold = current();
-      hold.live_until = std::max(hold.live_until, lock_.LatestEnd(op.sent, latest));
+      hold.live_until =
+          std::max(hold.live_until, std::min(lock_.LatestEnd(op.sent, latest), LatestCap(0)));
       hold.possible_until =
-          std::max(hold.possible_until, lock_.LatestEnd(op.sent, latest + linger_));
+          std::max(hold.possible_until,
+                   std::min(lock_.LatestEnd(op.sent, latest + linger_), LatestCap(linger_)));
     }
     ShortenBy(op);
   }
@@ -237,12 +287,32 @@ void Owner::Closed(const Step& step) {
   if (step.op.answer == Answer::kYes) End(step.op, step.op.answered + linger_);
 }
 
+// It was over when that was said. It may be back since, or live again by a clock that was set back.
+void Owner::ToldOfLoss(const Operation& op) {
+  if (op.token != token()) return;
+  if (MayHaveOlderHold(op) && lock_.Excuses(Exemption::kLossMayBringHoldBack) &&
+      lock_.Excuses(Exemption::kStrangerMayBringHoldBack)) {
+    return;
+  }
+  const Time since = lock_.ops[told_by_].sent;
+  if (lock_.marks.MayBeSetBack(since, op.answered) &&
+      lock_.Excuses(Exemption::kStepMayProlongLease)) {
+    return;
+  }
+  current().live_until = std::min(current().live_until, lock_.LatestEnd(since, op.sent));
+  End(op, lock_.LatestEnd(since, op.sent + linger_ + kMillisecond));
+}
+
 // Whatever the answer, the owner does not count on the hold any more. (The millisecond in which the
 // hold ended counts as one of the linger's.)
 void Owner::GiveUp(const Operation& op, Time linger) {
   const Time closed =
       lock_.EarliestEnd(op.sent, op.sent + linger - kMillisecond - lock_.rules.lease_slack);
-  current().GiveUp(op.sent, std::max(closed, op.sent));
+  // What it had before is as good as over, but for a call that waited meanwhile (seed 307572).
+  for (auto hold = lock_.holds.rbegin(); hold != lock_.holds.rend() && hold->owner == op.owner;
+       ++hold) {
+    hold->GiveUp(op.sent, std::max(closed, op.sent));
+  }
   if (state_ == State::kHolds) state_ = State::kGaveUp;
 }
 
@@ -255,8 +325,10 @@ void Owner::Renew(const Step& step) {
   const Time begin =
       std::max(op.sent, std::min(lock_.seen.UnderLowerTokens(op.token), op.answered));
   const Time lease = std::min(op.lease, lost_.least_lease) - lock_.rules.lease_slack;
-  const Time until = lock_.EarliestEnd(op.sent, begin + lease);
-  const Time closed = lock_.EarliestEnd(op.sent, begin + lease + linger_);
+  const Time max_hold = std::min(cap_.perhaps, lost_.least_max_hold);
+  const Time until = std::min(lock_.EarliestEnd(op.sent, begin + lease), EarliestCap(max_hold, 0));
+  const Time closed =
+      std::min(lock_.EarliestEnd(op.sent, begin + lease + linger_), EarliestCap(max_hold, linger_));
   hold.ReplaceLease(op.sent, until, closed);
 
   CertainHold certain{
@@ -282,10 +354,18 @@ void Owner::Renew(const Step& step) {
   const Time latest = op.answered + op.lease + kMillisecond + lock_.rules.lease_slack;
   const bool may_be_lost = lock_.marks.MayBeOlderData(op.sent, op.answered) &&
                            lock_.Excuses(Exemption::kRenewalMayBeLost);
-  hold.over_at = latest;
-  hold.live_until = lock_.LatestEnd(op.sent, latest);
-  hold.possible_until =
-      std::max(lock_.LatestEnd(op.sent, latest + linger_), may_be_lost ? hold.possible_until : 0);
+  // A cap that has passed when it is set ends the lease in that millisecond.
+  const Time at_least = op.answered + kMillisecond + lock_.rules.lease_slack;
+  const auto cut = [&](Time linger) {
+    return std::min(lock_.LatestEnd(op.sent, latest + linger),
+                    std::max(LatestCap(linger), lock_.LatestEnd(op.sent, at_least + linger)));
+  };
+  hold.over_at = cap_.surely == kNever
+                     ? latest
+                     : std::min(latest, std::max(cap_.granted_until + cap_.surely, op.answered) +
+                                            kMillisecond + lock_.rules.lease_slack);
+  hold.live_until = cut(0);
+  hold.possible_until = std::max(cut(linger_), may_be_lost ? hold.possible_until : 0);
 }
 
 // A hold that was over, and replaced, is live again where the one that replaced it was lost and
@@ -308,10 +388,16 @@ void Owner::ReadOnlyFrom(Time now) {
   lock_.holds.push_back(std::move(shared));
 }
 
+Time Owner::EarliestEndBy(const Operation& op) const {
+  const Time cap = op.max_hold > 0 ? EarliestCap(op.max_hold, 0) : kNever;
+  const Time lease = op.sent + op.lease - lock_.rules.lease_slack;
+  return std::min(lock_.EarliestEnd(op.sent, lease), std::max(cap, op.sent));
+}
+
 // A call whose answer was lost may have set a shorter lease, or may set it later.
 void Owner::ShortenBy(const Operation& op) {
   if (has_been_told() && lock_.Excuses(Exemption::kLostCallMayShortenLease)) {
-    current().Shorten(lock_.EarliestEnd(op.sent, op.sent + op.lease - lock_.rules.lease_slack));
+    current().Shorten(EarliestEndBy(op));
   }
   if (lock_.Excuses(Exemption::kLateCallMayShortenLease)) {
     lost_.least_lease = std::min(lost_.least_lease, op.lease);

@@ -10,8 +10,9 @@
 //
 // Other answers change nothing but that who was refused has asked. An owner that gave up, whatever
 // the answer, may still be obeyed: its release was not the last, or was lost with the server's
-// data. Beside the state, which says what the owner was told, there is what it was not told: calls
-// that were lost may have been carried out, or may be yet.
+// data; so may one that was told by a message that its hold is lost. Beside the state, which says
+// what the owner was told, there is what it was not told: calls that were lost may have been
+// carried out, or may be yet.
 
 #ifndef TURNSTILE_TESTS_FAULT_CHECKER_OWNER_H_
 #define TURNSTILE_TESTS_FAULT_CHECKER_OWNER_H_
@@ -48,6 +49,15 @@ struct LostCalls {
   int64_t highest_floor = 0;
   int reentrant = 0;          // how many ask for the hold once more
   Time least_lease = kNever;  // of ACQUIREs and TOUCHes
+  Time least_max_hold = kNever;
+};
+
+// How long the hold may last after its first grant, through changes of mode and of token.
+struct CapBelief {
+  Time granted_from = 0;   // the first grant was not earlier than this,
+  Time granted_until = 0;  // and not later
+  Time perhaps = kNever;   // the shortest MAXHOLD that may count,
+  Time surely = kNever;    // and the shortest that does
 };
 
 // Whether an owner reads or writes. One that never changes between the two has no doubts.
@@ -104,6 +114,10 @@ class Owner {
   // Whether the token that `op` shows is that of the hold. (A touch does not tell what it touched.)
   bool ShowsItsToken(const Operation& op) const;
 
+  // Whether it may have stood in line for the lock when it sent `op`: a release gives up the place,
+  // whether or not there is a hold.
+  bool MayStandInLine(const Operation& op) const { return op.sent < in_line_until_; }
+
   // Whether what the owner has may be of any time since it first asked.
   bool MayHaveOlderHold(const Operation& op) const;
 
@@ -117,7 +131,15 @@ class Owner {
   void Touched(const Step& step);
   void Released(const Step& step);
   void Closed(const Step& step);
+  void ToldOfLoss(const Operation& op);
 
+  void BeginCap(const Step& step, bool may_be_same, bool is_same);
+  // When the lease that this call sets for the hold so far ends at the earliest.
+  Time EarliestEndBy(const Operation& op) const;
+  // The earliest and the latest end of a hold with this cap and a linger, or kNever.
+  Time EarliestCap(Time max_hold, Time linger) const;
+  Time LatestCap(Time linger) const;
+  void CountGrant(const Operation& op);
   void CountRelease(const Operation& op);
   void Renew(const Step& step);
   bool IsRevived(const Operation& op) const;
@@ -132,12 +154,15 @@ class Owner {
 
   LockHistory& lock_;
   State state_ = State::kNeverAsked;
-  size_t told_by_ = 0;  // the last grant
+  size_t told_by_ = 0;     // the last grant
+  uint32_t bound_at_ = 0;  // which server knows the channel of the hold
   Time first_asked_ = kNever;
+  Time in_line_until_ = 0;
   Time linger_ = 0;         // the longest that it asked for
   bool reentrant_ = false;  // it asked for some grants to be counted
   CountRange count_;
   LostCalls lost_;
+  CapBelief cap_;
   ModeBelief mode_;
 };
 

@@ -86,6 +86,37 @@ inline Operation WithLinger(Time linger, Operation op) {
   return op;
 }
 
+inline Operation WithMaxHold(Time max_hold, Operation op) {
+  op.max_hold = max_hold * kMs;
+  return op;
+}
+
+// So much of a limited number.
+inline Operation Weighing(uint16_t weight, uint16_t limit, Operation op) {
+  op.weight = weight;
+  return As(Sharing::kLimit, limit, op);
+}
+
+// It does not block; it was told at `queued` that it is in line, and of its outcome by a message.
+inline Operation Notified(Operation op, Time queued = 0) {
+  op.notified = true;
+  op.queued = queued * kMs;
+  return op;
+}
+
+// By the channel and id of its hold.
+inline Operation NotifiedAsBefore(Operation op) {
+  op.bound = true;
+  return Notified(op);
+}
+
+// A message says that a hold is lost.
+inline Operation SaidToBeLost(uint32_t owner, int64_t token, Time at) {
+  Operation op = Op(Verb::kLoss, owner, at, at, Answer::kNo);
+  op.token = token;
+  return op;
+}
+
 // Something may hold back the request or the answer.
 inline Operation HeldBack(Operation op) {
   op.direct = false;

@@ -193,6 +193,12 @@ void CheckInfo(const Reply& info, const std::string& story) {
     Require(linger >= 0 && linger <= kMost, story + "a linger is out of range");
     const int64_t left = holder.Field("lease-left-ms").integer;
     Require(left >= 0 && left <= kMost, story + "a lease is out of range");
+    const int64_t weight = holder.Field("weight").integer;
+    Require(weight >= 1 && (weight == 1 || mode == "limit"), story + "no such weight");
+    const std::string tag = holder.Field("tag").text;
+    const auto is_printable = [](char c) { return c >= ' ' && c <= '~'; };
+    Require(tag.size() <= 64 && std::all_of(tag.begin(), tag.end(), is_printable),
+            story + "no such tag");
   }
 }
 
@@ -202,7 +208,10 @@ void UseLock(Client& client, const std::string& key, const Reply& info, const st
     const std::string owner = holder.Field("owner").text;
     Command again = {"LOCK.ACQUIRE", key, owner, "PX", std::to_string(kHour)};
     if (info.Field("mode").text == "shared") again.emplace_back("SHARED");
-    if (info.Field("mode").text == "limit") again.insert(again.end(), {"LIMIT", "1"});
+    if (info.Field("mode").text == "limit") {
+      const std::string weight = std::to_string(holder.Field("weight").integer);
+      again.insert(again.end(), {"LIMIT", weight, "WEIGHT", weight});
+    }
     const Reply token = client.Do(again);
     // A lease may have ended meanwhile; with others there it is null then.
     if (holder.Field("lease-left-ms").integer < kHour / 100) continue;

@@ -27,6 +27,7 @@ constexpr int64_t kMostGrowth = 300'000;
 // The DUMPs of the golden files.
 std::vector<std::string> GoldenBodies() {
   std::vector<std::string> bodies;
+  size_t dumps = 0;
   std::string bytes;
   const auto finish = [&] {
     if (const auto payload = DumpPayload::Open(bytes)) bodies.push_back(payload->body);
@@ -35,7 +36,7 @@ std::vector<std::string> GoldenBodies() {
   for (const std::string& line : ReadSource("tests/golden/v1-locks.dump.hex")) {
     if (line.starts_with("#")) continue;
     if (line.starts_with("golden:")) {
-      finish();
+      if (dumps++ > 0) finish();
       continue;
     }
     for (size_t i = 0; i + 1 < line.size(); i += 2) {
@@ -43,7 +44,7 @@ std::vector<std::string> GoldenBodies() {
     }
   }
   finish();
-  Require(bodies.size() == 7, "the golden dumps could not be read");
+  Require(dumps > 0 && bodies.size() == dumps, "the golden dumps could not be read");
   return bodies;
 }
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -19,10 +20,19 @@ namespace turnstile::fault {
 
 inline constexpr size_t kLocks = 3;
 inline constexpr size_t kOwners = 256;
+inline constexpr size_t kIdsOfOwner = 8;
+inline constexpr size_t kMostClients = 6;
 
-// Locks and owners are numbers to the simulator and names to the core.
+// Locks and owners are numbers to the simulator and names to the core. So are the ids by which
+// owners are notified: those of an owner follow each other. Each client has a channel and is a
+// user.
 std::string_view NameOfLock(uint32_t lock);
 std::string_view NameOfOwner(uint32_t owner);
+std::string_view NameOfTag(uint32_t owner);
+std::string_view NameOfId(uint32_t id);
+std::string_view NameOfChannel(uint32_t client);
+std::string_view NameOfUser(uint32_t client);
+inline uint32_t OwnerOfId(uint32_t id) { return id / kIdsOfOwner; }
 
 // What a client asks of a server.
 struct Call {
@@ -30,7 +40,13 @@ struct Call {
   Mode mode = Mode::kExclusive;
   bool session = false;
   bool reentrant = false;
+  bool tagged = false;
+  bool notify = false;
   uint32_t limit = 1;
+  uint32_t weight = 1;
+  uint32_t max_line = 0;
+  uint32_t client = 0;  // whose channel it is to be notified on,
+  uint32_t id = 0;      // and as what
   uint32_t number = 0;
   uint32_t owner = 0;
   uint32_t connection = 0;
@@ -39,6 +55,7 @@ struct Call {
   Millis lease{0};
   Millis wait{0};
   Millis linger{0};
+  Millis max_hold{0};
   Token token;  // of Verb::kFence, or the floor of Verb::kAcquire
 };
 
@@ -49,7 +66,20 @@ struct Reply {
   int64_t token = 0;  // of an acquired lock,
   size_t done = 0;    // or how many locks were released or touched
   bool waited = false;
+  bool queued = false;                  // it is in line, and a message will say what becomes of it
+  bool refused = false;                 // because its user may not publish to its channel
   WaitingCall* waiting_call = nullptr;  // of one that was granted after a wait
+};
+
+// What is published on a channel.
+struct Message {
+  enum class Kind : uint8_t { kGranted, kTimeout, kError, kLost };
+  Kind kind = Kind::kGranted;
+  uint32_t client = 0;  // whose channel it is
+  uint32_t id = 0;
+  uint32_t lock = 0;
+  int64_t token = 0;
+  bool demoted = false;  // the wait ends because the server is not a primary any more
 };
 
 class Server {
@@ -58,6 +88,7 @@ class Server {
     Millis margin{0};
     Millis grace{0};
     size_t budget = 5'000;  // of a pass of the event loop
+    bool listened = false;  // somebody else subscribes to every channel
   };
   using Copy = sim::SimHost::Copy;
 
@@ -76,6 +107,12 @@ class Server {
   // Replied says whether it reached its client, as far as the server knows.
   std::vector<Reply> TakeReplies(bool to_waiters);
   void Replied(const Reply& reply, bool delivered);
+  // Messages that somebody was subscribed to, as far as the server knows.
+  std::vector<Message> TakeMessages();
+
+  void Subscribe(uint32_t client) { ++host_.subscribers[std::string(NameOfChannel(client))]; }
+  void Unsubscribe(uint32_t client) { --host_.subscribers[std::string(NameOfChannel(client))]; }
+  void SetMayPublish(uint32_t client, bool may);
 
   // --- What strangers do, on a primary
 
@@ -89,7 +126,7 @@ class Server {
   // --- What the server does by itself
 
   // Whatever is due, as before the event loop sleeps.
-  void Turn(const Now& now) { host_.Turn(now, settings_.budget); }
+  void Turn(const Now& now);
   // When a turn has something to do, if anything is due.
   Due NextDue() const { return host_.NextDue(); }
 
@@ -115,18 +152,53 @@ class Server {
   bool HasLongerLease() const;
 
   bool LeavesSomebodyWaiting(const Now& now) { return host_.LeavesSomebodyWaiting(now); }
-  bool KeepsSomebodyTooLong(FineTick now) const { return host_.KeepsSomebodyTooLong(now); }
-  bool IsQueueClean() const { return host_.IsQueueClean(); }
+  bool KeepsSomebodyTooLong(FineTick now) const;
+  bool IsQueueClean() const { return host_.IsQueueClean() && waits_.empty(); }
+  // Whether a hold has a tag that its owner never named.
+  bool HasForeignTag() const;
   // What cannot be, if anything of that happened.
-  const char* fault() const { return host_.fault(); }
+  const char* fault() const { return fault_ != nullptr ? fault_ : host_.fault(); }
 
+  size_t sent_to_nobody() const { return sent_to_nobody_; }
+  size_t kept_from_lines() const { return host_.engine().stats().rejected_line_full; }
+  size_t leases_cut() const { return leases_cut_; }
   size_t taken_back() const { return host_.engine().stats().undelivered; }
   size_t sessions_ended() const { return host_.engine().stats().session_ended; }
 
  private:
+  // A wait of which a message is due.
+  struct NotifiedWait {
+    FineTick until;
+    uint32_t owner;
+    size_t count;  // of locks
+  };
+  // A grant that has been published. Only then, and if somebody got it, it is written.
+  struct PublishedGrant {
+    uint32_t owner;
+    Token token;
+    size_t unwritten;  // on so many locks
+  };
+
+  void Fail(const char* what) {
+    if (fault_ == nullptr) fault_ = what;
+  }
+  void OnHoldSet(LockName lock, const HoldSet& held);
+  void OnNotice(const Notice& notice, size_t receivers);
+  void OnLossNotice(const Notice& notice, uint32_t id, const HoldLoss& loss);
+  void OnGrantNotice(const NotifiedWait& wait, Token token, size_t receivers);
+
   Settings settings_;
   Ledger& ledger_;
   std::vector<Reply> replies_;
+  std::vector<Message> messages_;
+  std::map<uint32_t, NotifiedWait> waits_;  // by id
+  std::vector<PublishedGrant> published_;   // in this turn
+  std::vector<PublishedGrant> unreceived_;  // likewise: to be written nowhere
+  Now now_{};                               // of this turn
+  std::array<bool, kLocks> brought_{};      // by RENAME, ever
+  size_t sent_to_nobody_ = 0;
+  size_t leases_cut_ = 0;
+  const char* fault_ = nullptr;
   sim::SimHost host_;
 };
 

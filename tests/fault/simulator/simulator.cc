@@ -46,6 +46,32 @@ const char* NameOf(Thing thing) {
       "upgrades",
       "downgrades",
       "grants with a floor",
+      "heavy grants",
+      "grants with a cap",
+      "leases cut by a cap",
+      "grants with a tag",
+      "kept from long lines",
+      "other weights refused",
+      "in line, to be notified",
+      "grants by message",
+      "confirmed",
+      "not confirmed",
+      "time-outs by message",
+      "errors by message",
+      "waits ended by demotion",
+      "messages of former primaries",
+      "messages before answers",
+      "messages missed",
+      "messages late",
+      "grants sent to nobody",
+      "losses told",
+      "subscriptions",
+      "subscriptions lost",
+      "cancelled in line",
+      "places taken over",
+      "superseded",
+      "rights to publish taken away",
+      "refused to notify",
       "asked again",
       "timed out",
       "grants taken back",
@@ -120,6 +146,8 @@ void Simulator::Begin(uint64_t seed) {
   connections_.assign(1, Connection{.open_at_client = false, .open_at_server = false});
   calls_.clear();
   replies_.clear();
+  messages_.clear();
+  may_publish_.fill(true);
   register_.fill(0);
   for (auto& of_lock : ledger_) of_lock.fill(kMinInstant);
   clients_.fill(Client());
@@ -129,7 +157,7 @@ void Simulator::Begin(uint64_t seed) {
 
   ChooseWorld();
   for (size_t i = 0; i < server_count_; ++i) {
-    nodes_[i].server = std::make_unique<Server>(settings_, ledger_);
+    nodes_[i].server = MakeServer();
     nodes_[i].life = ++lives_;
     nodes_[i].linked = i != primary_;
     nodes_[i].synced = i != primary_;
@@ -176,6 +204,16 @@ void Simulator::ChooseWorld() {
   }
   for (size_t i = 0; i < client_count_; ++i) clients_[i].direct = jitter_ == 0 || random.OneIn(2);
   slow_answers_ = random.OneIn(3);
+  constexpr std::array<uint32_t, 3> kNotifies = {0, 1, 3};
+  notifies_one_in_ = kNotifies[random.Below(kNotifies.size())];
+  settings_.listened = random.OneIn(8);
+  has_caps_ = random.OneIn(3);
+}
+
+std::unique_ptr<Server> Simulator::MakeServer() {
+  auto server = std::make_unique<Server>(settings_, ledger_);
+  for (uint32_t i = 0; i < kMostClients; ++i) server->SetMayPublish(i, may_publish_[i]);
+  return server;
 }
 
 void Simulator::ChooseDisasters() {
@@ -184,8 +222,8 @@ void Simulator::ChooseDisasters() {
                                     kPlannedFailover};
   constexpr std::array kLossy = {kRestartWithCutAof, kRestartWithRdb, kRestartWithNothing,
                                  kFailover,          kFailover,       kPlannedFailover};
-  constexpr std::array kOther = {kCutLink, kPauseServer, kDelete,   kFlush,
-                                 kSet,     kRename,      kStepClock};
+  constexpr std::array kOther = {kCutLink, kPauseServer, kDelete,    kFlush,
+                                 kSet,     kRename,      kStepClock, kForbidToPublish};
   const auto count = random_.Below(4);
   for (uint32_t i = 0; i < count; ++i) {
     Disaster disaster = kDelete;
@@ -250,7 +288,7 @@ void Simulator::Handle(const Event& event) {
       const Connection& connection = connections_[reply.connection];
       const Client& client = clients_[connection.client];
       if (connection.open_at_client && client.waits_for_answer &&
-          client.pending.number == reply.call) {
+          client.pending.call.number == reply.call) {
         TakeReply(connection.client, reply);
       }
       break;
@@ -258,7 +296,9 @@ void Simulator::Handle(const Event& event) {
     case What::kClientLearns: {
       const Connection& connection = connections_[event.number];
       if (!connection.open_at_client) break;
-      if (clients_[connection.client].waits_for_answer) {
+      if (connection.subscriber) {
+        LoseSubscription(connection.client);
+      } else if (clients_[connection.client].waits_for_answer) {
         LoseCall(connection.client);
       } else {
         Close(connection.client);
@@ -297,6 +337,37 @@ void Simulator::Handle(const Event& event) {
       }
       break;
     }
+    case What::kSubscribes:
+      SubscriberArrives(event.number);
+      break;
+    case What::kSubscribed: {
+      Client& client = clients_[event.who];
+      if (client.subscription != event.number) break;
+      client.subscribed = true;
+      if (client.doing == Doing::kSubscribing) {
+        client.doing = Doing::kAsking;
+        Act(event.who);
+      }
+      break;
+    }
+    case What::kMessageArrives: {
+      const SentMessage& sent = messages_[event.number];
+      const Connection& connection = connections_[sent.connection];
+      if (!connection.open_at_client) {
+        Count(Thing::kMessagesMissed);
+        break;
+      }
+      const Node& from = nodes_[connection.server];
+      if (!from.up || from.life != sent.life) Count(Thing::kMessagesOfFormerPrimaries);
+      std::optional<Sent>& awaited = clients_[event.who].awaited;
+      if (sent.late && awaited.has_value()) awaited->direct = false;
+      if (sent.late) clients_[event.who].pending.direct = false;
+      TakeMessage(event.who, sent.message);
+      break;
+    }
+    case What::kMayPublishAgain:
+      SetMayPublish(event.who, true);
+      break;
   }
 }
 
@@ -306,6 +377,10 @@ void Simulator::Finish() {
     const Server& server = *nodes_[i].server;
     Count(Thing::kGrantsTakenBack, server.taken_back());
     Count(Thing::kSessionsEnded, server.sessions_ended());
+    Count(Thing::kGrantsSentToNobody, server.sent_to_nobody());
+    Count(Thing::kKeptFromLines, server.kept_from_lines());
+    Count(Thing::kLeasesCut, server.leases_cut());
+    if (server.HasForeignTag()) Broken("C7", "a hold has a tag that its owner never named");
     if (!server.IsQueueClean()) Broken("C8", "something is left of those who waited");
     if (i == primary_) continue;
     if (!nodes_[i].linked || nodes_[i].applied != nodes_[primary_].server->log().size()) {
@@ -399,8 +474,12 @@ void Simulator::Act(size_t number) {
       ChooseRequest(client);
       Ask(number);
       break;
+    case Doing::kSubscribing:
     case Doing::kAsking:
       Ask(number);
+      break;
+    case Doing::kAwaiting:
+      ActInLine(number);
       break;
     case Doing::kReleasing: {
       Call call = client.asked;
@@ -428,8 +507,9 @@ bool Simulator::Connect(size_t number) {
 
 void Simulator::ChooseRequest(Client& client) {
   LoseSession(client);
+  LoseAwaited(client);
   Call& call = client.asked;
-  call = Call{.owner = next_owner_++};
+  call = Call{.client = static_cast<uint32_t>(&client - clients_.data()), .owner = next_owner_++};
   const uint32_t first = random_.Below(lock_count_);
   for (uint32_t i = 0; i < lock_count_; ++i) call.locks[i] = (first + i) % lock_count_;
   call.count = lock_count_ > 1 && random_.OneIn(4)
@@ -443,10 +523,17 @@ void Simulator::ChooseRequest(Client& client) {
   if (style == Sharing::kLimit && !random_.OneIn(8)) {
     call.mode = Mode::kLimit;
     call.limit = random_.OneIn(8) ? static_cast<uint32_t>(random_.Between(1, 3)) : limits_[first];
+    if (random_.OneIn(2)) call.weight = static_cast<uint32_t>(random_.Between(1, call.limit));
   }
   call.lease =
       Millis{std::max(random_.Between(1, longest_lease_), random_.Between(1, longest_lease_))};
   if (!random_.OneIn(3)) call.wait = Millis{random_.Between(1, longest_wait_)};
+  if (random_.OneIn(5)) call.max_line = static_cast<uint32_t>(random_.Between(1, 3));
+  if (has_caps_ && random_.OneIn(2)) {
+    call.max_hold = call.lease + Millis{random_.Between(0, 2 * longest_lease_)};
+  }
+  call.tagged = random_.OneIn(3);
+  call.notify = notifies_one_in_ > 0 && random_.OneIn(notifies_one_in_);
   if (longest_linger_ > 0 && random_.OneIn(2)) {
     call.linger = Millis{random_.Between(1, longest_linger_)};
   }
@@ -459,6 +546,11 @@ void Simulator::ChooseRequest(Client& client) {
   client.tries = 0;
   client.deeds = 0;
   client.token = 0;
+  client.cancelled = false;
+  client.told = false;
+  client.bound.reset();
+  client.ids = 0;
+  if (call.notify) UseNewId(client);
 }
 
 // Somewhat ahead of what a server would give, but never far ahead of its clock.
@@ -477,7 +569,20 @@ void Simulator::AskAgain(size_t number) {
     client.changing = true;
   } else if (call.mode == Mode::kExclusive && random_.OneIn(3)) {
     call.token = FloorAbove(client.token);
+  } else if (call.mode == Mode::kLimit && call.limit > 1 && random_.OneIn(3)) {
+    Call other = call;
+    other.weight = other.weight % other.limit + 1;
+    other.wait = Millis{0};
+    other.notify = false;
+    return Send(number, other, Doing::kUsing);
   }
+  if (has_caps_ && random_.OneIn(3)) {
+    call.max_hold = call.lease + Millis{random_.Between(0, longest_lease_)};
+  }
+  call.tagged = random_.OneIn(2);
+  // By the id of its hold, by another one, or by none.
+  if (client.changing || random_.OneIn(3)) call.notify = false;
+  if (!call.notify && notifies_one_in_ > 0 && random_.OneIn(2)) UseNewId(client);
   Ask(number);
 }
 
@@ -489,16 +594,29 @@ void Simulator::ToggleMode(Client& client) {
 
 void Simulator::Ask(size_t number) {
   Client& client = clients_[number];
+  // Messages of earlier calls by the same id may be on their way.
+  const size_t most = client.bound == client.asked.id ? 1 : 0;
+  if (client.asked.notify && client.asking_since == kNever && client.asks > most) UseNewId(client);
+  // Some do not listen.
+  if (client.asked.notify && NeedsSubscription(client) && !random_.OneIn(8)) {
+    return Subscribe(number);
+  }
   ++client.tries;
-  client.retry = client.asked_before;
-  client.asked_before = true;
-  if (client.retry) Count(Thing::kAskedAgain);
+  const bool retry = std::exchange(client.asked_before, true);
+  if (retry) Count(Thing::kAskedAgain);
+  LoseAwaited(client);
   Send(number, client.asked, Doing::kAsking);
+  client.pending.retry = retry;
+  client.pending.bound = client.asked.notify && client.bound == client.asked.id;
+  if (!client.asked.notify) return;
+  client.asking_since = std::min(client.asking_since, now_);
+  ++client.asks;
 }
 
 // A holder does something with what it has.
 void Simulator::UseHold(size_t number) {
   Client& client = clients_[number];
+  if (client.token == 0) return BeIdle(number, 0, kMillisecond);  // it was told that it is lost
   constexpr int kMostDeeds = 4;
   const uint32_t dice = ++client.deeds > kMostDeeds ? 0 : random_.Below(20);
   Call call = client.asked;
@@ -533,7 +651,7 @@ void Simulator::UseHold(size_t number) {
     call.verb = Verb::kRelease;
     call.owner = kFirstStranger + random_.Below(kOwners - kFirstStranger);
     Send(number, call, Doing::kUsing);
-    client.stranger = true;
+    client.pending.stranger = true;
   } else {
     BeIdle(number, 0, 4 * kMillisecond);  // its lease will end by itself
   }
@@ -559,15 +677,15 @@ void Simulator::Send(size_t number, const Call& call, Doing doing) {
   Client& client = clients_[number];
   Connection& connection = connections_[client.connection];
   client.doing = doing;
-  client.pending = call;
-  client.pending.number = static_cast<uint32_t>(calls_.size());
-  client.pending.connection = client.connection;
+  client.pending = {.call = call,
+                    .at = now_,
+                    .life = nodes_[connection.server].life,
+                    .direct = client.direct,
+                    .retry = call.verb == Verb::kAcquire};
+  client.pending.call.number = static_cast<uint32_t>(calls_.size());
+  client.pending.call.connection = client.connection;
   client.waits_for_answer = true;
-  client.stranger = false;
-  client.sent = now_;
-  client.life = nodes_[connection.server].life;
-  calls_.push_back(client.pending);
-  if (call.verb != Verb::kAcquire) client.retry = false;
+  calls_.push_back(client.pending.call);
 
   // It may die while it waits.
   const Time patience = random_.Between(15, 25) * kMillisecond;
@@ -583,16 +701,16 @@ void Simulator::Send(size_t number, const Call& call, Doing doing) {
   }
   const Time on_the_way = delay_ + (connection.direct ? 0 : random_.Between(0, jitter_));
   connection.last_in = std::max(connection.last_in, now_ + on_the_way);
-  Push(connection.last_in, What::kRequestArrives, connection.server, client.pending.number);
+  Push(connection.last_in, What::kRequestArrives, connection.server, client.pending.call.number);
   // Or its connection may break while it waits.
-  if (call.verb == Verb::kAcquire && call.wait > Millis{0} && loses_one_in_ > 0 &&
+  if (call.verb == Verb::kAcquire && call.wait > Millis{0} && !call.notify && loses_one_in_ > 0 &&
       random_.OneIn(loses_one_in_)) {
     Push(now_ + random_.Between(0, ToTime(call.wait)), What::kBreaks, number, client.connection);
   }
 }
 
-void Simulator::Record(const Client& client, Answer answer, int64_t token) {
-  const Call& call = client.pending;
+void Simulator::Record(const Sent& sent, Answer answer, int64_t token) {
+  const Call& call = sent.call;
   const bool is_acquire = call.verb == Verb::kAcquire;
   for (size_t i = 0; i < call.count; ++i) {
     history_.operations.push_back(
@@ -600,80 +718,140 @@ void Simulator::Record(const Client& client, Answer answer, int64_t token) {
          .answer = answer,
          .sharing = SharingOf(call.mode),
          .limit = static_cast<uint16_t>(call.limit),
+         .weight = static_cast<uint16_t>(call.weight),
+         .max_line = static_cast<uint16_t>(is_acquire ? call.max_line : 0),
          .several = call.count > 1,
-         .retry = client.retry,
-         .stranger = client.stranger,
-         .direct = client.direct,
+         .retry = sent.retry,
+         .stranger = sent.stranger,
+         .direct = sent.direct,
          .reentrant = call.reentrant,
          .session = call.session,
+         .notified = is_acquire && call.notify,
+         .bound = sent.bound,
          .lock = call.locks[i],
          .owner = call.owner,
-         .server = client.life,
+         .server = sent.life,
          .token = is_acquire ? token : static_cast<int64_t>(call.token.value),
          .floor = is_acquire ? static_cast<int64_t>(call.token.value) : 0,
          .lease = is_acquire || call.verb == Verb::kTouch ? ToTime(call.lease) : 0,
          .wait = is_acquire ? ToTime(call.wait) : 0,
          .linger = is_acquire ? ToTime(call.linger) : 0,
-         .sent = client.sent,
+         .max_hold = is_acquire ? ToTime(call.max_hold) : 0,
+         .sent = sent.at,
+         .queued = sent.queued,
          .answered = now_});
   }
 }
 
 void Simulator::TakeReply(size_t number, const Reply& reply) {
   Client& client = clients_[number];
-  const Call& call = client.pending;
+  const Sent sent = client.pending;
+  const Call& call = sent.call;
   client.waits_for_answer = false;
+  if (reply.queued) return StandInLine(number);
+  if (reply.refused) {
+    Count(Thing::kNotifyRefused);
+    if (random_.OneIn(2)) client.asked.notify = false;
+  }
   Answer answer = reply.answer;
   // One that was done to some of its locks does not say to which.
   if (answer == Answer::kYes && call.verb != Verb::kFence && reply.done != call.count) {
     answer = Answer::kLost;
   }
-  Record(client, answer, reply.token);
-  constexpr int kMostTries = 3;
-  if (answer == Answer::kError) {
-    if (client.doing == Doing::kUsing) client.doing = Doing::kHolding;
-    if (!nodes_[connections_[client.connection].server].server->is_primary()) Close(number);
-    if (client.doing != Doing::kHolding && client.tries >= kMostTries) {
-      client.doing = Doing::kIdle;
+  Record(sent, answer, reply.token);
+  if (call.verb == Verb::kAcquire && client.doing == Doing::kUsing) {
+    if (answer == Answer::kError) {
+      Count(Thing::kOtherWeightsRefused);
+    } else {
+      client.asked.weight = call.weight;
+      client.doing = Doing::kAsking;
     }
-    ActIn(number, kMillisecond, 4 * kMillisecond);
-    return;
   }
-  if (client.doing == Doing::kReleasing) {
-    if (answer == Answer::kYes && --client.releases > 0) return Act(number);
+  if (answer == Answer::kError) return TakeError(number);
+  switch (client.doing) {
+    case Doing::kReleasing:
+      if (answer == Answer::kYes && --client.releases > 0) return Act(number);
+      if (!client.awaited.has_value()) return BeIdle(number, 0, 4 * kMillisecond);
+      // What it waited for ends with an error, or has been granted before.
+      client.doing = Doing::kAwaiting;
+      Push(now_ + random_.Between(0, 6 * kMillisecond), What::kClientGivesUp, number, 0,
+           ++client.generation);
+      return;
+    case Doing::kAsking:
+      if (call.notify) client.asking_since = kNever;
+      if (answer != Answer::kToken) return TakeRefusal(number, call);
+      if (reply.waited) Count(Thing::kHandedOver);
+      TakeGrant(sent, reply.token);
+      break;
+    case Doing::kConfirming:
+      Count(answer == Answer::kYes ? Thing::kGrantsConfirmed : Thing::kGrantsNotConfirmed);
+      if (answer != Answer::kYes) {  // it may have some of them
+        client.doing = Doing::kReleasing;
+        client.tries = 0;
+        return ActIn(number, 0, kMillisecond);
+      }
+      client.hold_until = sent.at + ToTime(call.lease);
+      break;
+    default:
+      if (call.verb == Verb::kTouch && answer == Answer::kYes) {
+        client.hold_until = sent.at + ToTime(call.lease);
+      }
+      break;
+  }
+  client.doing = Doing::kHolding;
+  ActIn(number, 0, 3 * kMillisecond);
+}
+
+void Simulator::TakeGrant(const Sent& sent, int64_t token) {
+  Client& client = clients_[sent.call.client];
+  const Call& call = sent.call;
+  if (call.mode == Mode::kShared) Count(Thing::kSharedGrants);
+  if (call.mode == Mode::kLimit) Count(Thing::kLimitGrants);
+  if (call.count > 1) Count(Thing::kGrantsOfSeveral);
+  if (call.linger > Millis{0}) Count(Thing::kGrantsThatLinger);
+  if (call.token.value > 0) Count(Thing::kFloors);
+  if (call.weight > 1) Count(Thing::kHeavyGrants);
+  if (call.max_hold > Millis{0}) Count(Thing::kCappedGrants);
+  if (call.tagged) Count(Thing::kTaggedGrants);
+  if (client.changing) {
+    Count(call.mode == Mode::kShared ? Thing::kDowngrades : Thing::kUpgrades);
+  }
+  client.changing = false;
+  const bool once_more = call.reentrant && client.token != 0 && !sent.bound;
+  if (once_more) {
+    Count(Thing::kReentries);
+    ++client.releases;
+  } else if (!sent.bound || client.releases == 0) {
+    client.releases = 1;
+  }
+  client.token = token;
+  client.told = true;
+  client.hold_until = sent.at + ToTime(call.lease);
+  if (call.notify) client.bound = call.id;
+}
+
+void Simulator::TakeError(size_t number) {
+  Client& client = clients_[number];
+  constexpr int kMostTries = 3;
+  if (client.doing == Doing::kUsing) client.doing = Doing::kHolding;
+  if (client.doing == Doing::kConfirming) client.doing = Doing::kReleasing;
+  if (client.connection != kNone &&
+      !nodes_[connections_[client.connection].server].server->is_primary()) {
+    Close(number);
+  }
+  if (client.doing != Doing::kHolding && client.tries >= kMostTries) client.doing = Doing::kIdle;
+  ActIn(number, kMillisecond, 4 * kMillisecond);
+}
+
+void Simulator::TakeRefusal(size_t number, const Call& call) {
+  Client& client = clients_[number];
+  if (call.wait > Millis{0}) Count(Thing::kTimedOut);
+  if (!client.changing || call.mode == Mode::kShared) {
     return BeIdle(number, 0, 4 * kMillisecond);
   }
-  if (client.doing == Doing::kAsking && answer != Answer::kToken) {
-    if (call.wait > Millis{0}) Count(Thing::kTimedOut);
-    if (!client.changing || call.mode == Mode::kShared) {
-      return BeIdle(number, 0, 4 * kMillisecond);
-    }
-    // Who wanted to write and may not still reads.
-    ToggleMode(client);
-    client.changing = false;
-    client.doing = Doing::kHolding;
-    ActIn(number, 0, 3 * kMillisecond);
-    return;
-  }
-  if (client.doing == Doing::kAsking) {
-    if (reply.waited) Count(Thing::kHandedOver);
-    if (call.mode == Mode::kShared) Count(Thing::kSharedGrants);
-    if (call.mode == Mode::kLimit) Count(Thing::kLimitGrants);
-    if (call.count > 1) Count(Thing::kGrantsOfSeveral);
-    if (call.linger > Millis{0}) Count(Thing::kGrantsThatLinger);
-    if (call.token.value > 0) Count(Thing::kFloors);
-    if (client.changing) {
-      Count(call.mode == Mode::kShared ? Thing::kDowngrades : Thing::kUpgrades);
-    }
-    client.changing = false;
-    const bool once_more = call.reentrant && client.token != 0;
-    if (once_more) Count(Thing::kReentries);
-    client.releases = once_more ? client.releases + 1 : 1;
-    client.token = reply.token;
-    client.hold_until = client.sent + ToTime(call.lease);
-  } else if (call.verb == Verb::kTouch && answer == Answer::kYes) {
-    client.hold_until = client.sent + ToTime(call.lease);
-  }
+  // Who wanted to write and may not still reads.
+  ToggleMode(client);
+  client.changing = false;
   client.doing = Doing::kHolding;
   ActIn(number, 0, 3 * kMillisecond);
 }
@@ -681,9 +859,18 @@ void Simulator::TakeReply(size_t number, const Reply& reply) {
 // No answer will come.
 void Simulator::LoseCall(size_t number) {
   Client& client = clients_[number];
-  Record(client, Answer::kLost, 0);
+  if (client.waits_for_answer) Record(client.pending, Answer::kLost, 0);
   client.waits_for_answer = false;
   client.changing = false;
+  if (client.doing == Doing::kSubscribing || client.doing == Doing::kAwaiting) {
+    // Nothing comes there: who listens elsewhere may hear more.
+    if (client.doing == Doing::kSubscribing || random_.OneIn(2)) CloseSubscription(client);
+    LoseAwaited(client);
+    if (client.cancelled) return BeIdle(number, 0, kMillisecond);
+    client.doing = Doing::kAsking;
+  }
+  LoseAwaited(client);
+  if (client.doing == Doing::kConfirming) client.doing = Doing::kReleasing;
   constexpr int kMostTries = 3;
   const bool tries_again = client.tries < kMostTries && !random_.OneIn(3);
   if (client.doing == Doing::kUsing) {
@@ -701,8 +888,10 @@ void Simulator::LoseCall(size_t number) {
 void Simulator::Die(size_t number) {
   Client& client = clients_[number];
   Count(Thing::kClientDeaths);
-  if (client.waits_for_answer) Record(client, Answer::kLost, 0);
+  if (client.waits_for_answer) Record(client.pending, Answer::kLost, 0);
   client.waits_for_answer = false;
+  LoseAwaited(client);
+  CloseSubscription(client);
   Close(number);
   BeIdle(number, kMillisecond, 6 * kMillisecond);
 }
@@ -731,13 +920,255 @@ void Simulator::LoseSession(Client& client) {
     history_.operations.push_back({.verb = Verb::kClose,
                                    .sharing = SharingOf(client.asked.mode),
                                    .limit = static_cast<uint16_t>(client.asked.limit),
+                                   .weight = static_cast<uint16_t>(client.asked.weight),
                                    .several = client.asked.count > 1,
                                    .direct = false,
                                    .lock = client.asked.locks[i],
                                    .owner = client.asked.owner,
-                                   .server = client.life,
+                                   .server = client.pending.life,
                                    .sent = since,
                                    .answered = since});
+  }
+}
+
+// --- Clients that are notified ----------------------------------------------------------------
+
+// By an id that nobody has used.
+void Simulator::UseNewId(Client& client) {
+  client.asked.notify = client.ids < kIdsOfOwner;
+  if (!client.asked.notify) return;
+  client.asked.id = static_cast<uint32_t>(client.asked.owner * kIdsOfOwner + client.ids++);
+  client.asking_since = kNever;
+  client.asks = 0;
+}
+
+bool Simulator::NeedsSubscription(const Client& client) const {
+  return client.subscription == kNone || !client.subscribed ||
+         connections_[client.subscription].server != connections_[client.connection].server;
+}
+
+void Simulator::Subscribe(size_t number) {
+  Client& client = clients_[number];
+  Count(Thing::kSubscriptions);
+  CloseSubscription(client);
+  client.doing = Doing::kSubscribing;
+  client.subscription = static_cast<uint32_t>(connections_.size());
+  connections_.push_back({.client = static_cast<uint8_t>(number),
+                          .server = connections_[client.connection].server,
+                          .direct = client.direct,
+                          .subscriber = true});
+  Push(now_ + random_.Between(10, 20) * kMillisecond, What::kClientGivesUp, number, 0,
+       ++client.generation);
+  if (loses_one_in_ > 0 && random_.OneIn(loses_one_in_)) return Break(client.subscription);
+  Push(now_ + delay_, What::kSubscribes, number, client.subscription);
+}
+
+void Simulator::SubscriberArrives(uint32_t number) {
+  Connection& connection = connections_[number];
+  Node& node = nodes_[connection.server];
+  if (!node.up || !connection.open_at_server || connection.broken != kNever) return;
+  if (now_ < node.paused_until) {
+    Push(node.paused_until, What::kSubscribes, connection.client, number);
+    return;
+  }
+  connection.counted = true;
+  node.server->Subscribe(connection.client);
+  Push(now_ + delay_, What::kSubscribed, connection.client, number);
+}
+
+void Simulator::CloseSubscription(Client& client) {
+  client.subscribed = false;
+  const uint32_t number = std::exchange(client.subscription, kNone);
+  if (number == kNone) return;
+  Connection& connection = connections_[number];
+  connection.open_at_client = false;
+  if (!connection.open_at_server) return;
+  const Time late = random_.OneIn(2) ? delay_ : random_.Between(0, 20 * kMillisecond);
+  Push(now_ + late, What::kServerLearns, connection.server, number);
+}
+
+// After every new subscription it asks again.
+void Simulator::LoseSubscription(size_t number) {
+  Client& client = clients_[number];
+  Count(Thing::kSubscriptionsLost);
+  CloseSubscription(client);
+  if (client.doing == Doing::kSubscribing) return ActIn(number, 0, 2 * kMillisecond);
+  if (client.doing != Doing::kAwaiting) return;
+  LoseAwaited(client);
+  if (client.cancelled) return BeIdle(number, 0, kMillisecond);
+  client.doing = Doing::kAsking;
+  ActIn(number, 0, 2 * kMillisecond);
+}
+
+// The answer is that it is in line.
+void Simulator::StandInLine(size_t number) {
+  Client& client = clients_[number];
+  Count(Thing::kInLine);
+  client.awaited = client.pending;
+  client.awaited->queued = now_;
+  client.doing = Doing::kAwaiting;
+  const Time wait = ToTime(client.pending.call.wait);
+  if (random_.OneIn(4)) return ActIn(number, 0, wait);
+  const Time patience = random_.Between(10, 20) * kMillisecond;
+  const bool dies = random_.OneIn(30);
+  const Time until = client.pending.at + wait + patience;
+  Push(dies ? random_.Between(now_, std::max(now_, until)) : std::max(now_, until),
+       What::kClientGivesUp, number, dies ? 1 : 0, ++client.generation);
+}
+
+// It does not only wait.
+void Simulator::ActInLine(size_t number) {
+  Client& client = clients_[number];
+  const uint32_t dice = random_.Below(10);
+  client.tries = 0;
+  if (dice < 3) {
+    Count(Thing::kCancelledInLine);
+    client.cancelled = true;
+    client.releases = 1;
+    client.doing = Doing::kReleasing;
+    return Act(number);
+  }
+  if (dice < 6) {
+    Count(Thing::kPlacesTakenOver);
+    if (random_.OneIn(2)) CloseSubscription(client);  // and listens anew
+  } else if (dice < 8) {
+    Count(Thing::kSuperseded);
+    if (dice == 6) {
+      UseNewId(client);
+    } else {
+      client.asked.notify = false;
+    }
+  } else {  // it does not listen any more: nobody is told, unless it comes back in time
+    CloseSubscription(client);
+    LoseAwaited(client);
+    client.doing = dice == 8 ? Doing::kIdle : Doing::kReleasing;
+    return ActIn(number, 0, 8 * kMillisecond);
+  }
+  Ask(number);
+}
+
+// It will not be told any more what becomes of that, or does not want to know.
+void Simulator::LoseAwaited(Client& client) {
+  if (!client.awaited.has_value()) return;
+  Record(*client.awaited, Answer::kLost, 0);
+  client.awaited.reset();
+}
+
+void Simulator::TakeMessage(size_t number, const Message& message) {
+  Client& client = clients_[number];
+  if (message.kind == Message::Kind::kLost) return TakeLoss(number, message);
+  // The message may come before the answer that says that it is in line.
+  const bool in_line = client.awaited.has_value() && client.awaited->call.id == message.id;
+  const bool asking = client.waits_for_answer && client.pending.call.verb == Verb::kAcquire &&
+                      client.pending.call.notify && client.pending.call.id == message.id;
+  if (!in_line && !asking) return;
+  // It asked again for what it knew.
+  const bool is_of_this = in_line && client.asking_since >= client.awaited->at;
+  if (message.kind == Message::Kind::kGranted && !is_of_this && message.token == client.token) {
+    return;
+  }
+  if (asking) {
+    Count(Thing::kMessagesBeforeAnswers);
+    LoseAwaited(client);
+    client.waits_for_answer = false;
+    client.awaited = client.pending;
+  }
+  // Of a call that took over the place of another one it may be the other's message: then nobody
+  // knows what becomes of this one.
+  Sent& awaited = *client.awaited;
+  const bool takes_over = client.asking_since < awaited.at;
+  const bool ended =
+      awaited.call.session && (takes_over || awaited.call.connection != client.connection);
+  if (takes_over || ended) {
+    Record(awaited, Answer::kLost, 0);
+    if (client.told || ended) {
+      // Nor whether what it says is older than what the client was told since, or than the end of
+      // the connection that the hold is bound to: it asks anew.
+      client.awaited.reset();
+      if (client.waits_for_answer) return;
+      if (client.cancelled) return BeIdle(number, 0, kMillisecond);
+      UseNewId(client);
+      client.doing = Doing::kAsking;
+      return ActIn(number, 0, kMillisecond);
+    }
+    awaited.call.wait += std::chrono::ceil<Millis>(Micros{awaited.at - client.asking_since});
+    awaited.at = client.asking_since;
+    awaited.direct = false;
+    awaited.queued = 0;
+  }
+  client.asking_since = kNever;
+  TakeOutcome(number, message);
+}
+
+void Simulator::TakeOutcome(size_t number, const Message& message) {
+  Client& client = clients_[number];
+  const Sent sent = *std::exchange(client.awaited, std::nullopt);
+  // What was asked meanwhile on the other connection goes on.
+  const bool is_busy = client.waits_for_answer;
+  switch (message.kind) {
+    case Message::Kind::kGranted: {
+      Count(Thing::kGrantsByMessage);
+      Record(sent, Answer::kToken, message.token);
+      highest_token_ = std::max(highest_token_, message.token);
+      TakeGrant(sent, message.token);
+      if (is_busy) return;
+      if (client.cancelled) {
+        client.tries = 0;
+        client.doing = Doing::kReleasing;
+        return ActIn(number, 0, kMillisecond);
+      }
+      Call call = client.asked;
+      call.verb = Verb::kTouch;
+      call.token = {};
+      call.lease = Millis{random_.Between(1, longest_lease_)};
+      client.doing = Doing::kHolding;
+      // Some do not ask whether it is true.
+      if (random_.OneIn(8) || (client.connection == kNone && !Connect(number))) {
+        return ActIn(number, 0, kMillisecond);
+      }
+      return Send(number, call, Doing::kConfirming);
+    }
+    case Message::Kind::kTimeout:
+      Count(Thing::kTimeoutsByMessage);
+      Record(sent, Answer::kNull, 0);
+      if (is_busy) return;
+      return client.cancelled ? BeIdle(number, 0, kMillisecond) : TakeRefusal(number, sent.call);
+    default:
+      Count(Thing::kErrorsByMessage);
+      if (message.demoted) Count(Thing::kWaitsEndedByDemotion);
+      Record(sent, Answer::kError, 0);
+      if (is_busy) return;
+      if (client.cancelled) return BeIdle(number, 0, kMillisecond);
+      client.doing = Doing::kAsking;
+      return TakeError(number);
+  }
+}
+
+void Simulator::TakeLoss(size_t number, const Message& message) {
+  Client& client = clients_[number];
+  Count(Thing::kLossesTold);
+  const Call& call = client.asked;
+  if (OwnerOfId(message.id) != call.owner) return;
+  history_.operations.push_back({.verb = Verb::kLoss,
+                                 .answer = Answer::kNo,
+                                 .sharing = SharingOf(call.mode),
+                                 .limit = static_cast<uint16_t>(call.limit),
+                                 .weight = static_cast<uint16_t>(call.weight),
+                                 .several = call.count > 1,
+                                 .direct = client.direct,
+                                 .lock = message.lock,
+                                 .owner = call.owner,
+                                 .server = client.pending.life,
+                                 .token = message.token,
+                                 .sent = now_,
+                                 .answered = now_});
+  if (message.token != client.token) return;
+  // The server may know before the client that its connection is gone.
+  const bool ended = call.session;
+  LoseSession(client);
+  // Some go on, and are refused.
+  if (client.doing == Doing::kHolding && (ended || !random_.OneIn(3))) {
+    BeIdle(number, 0, 4 * kMillisecond);
   }
 }
 
@@ -782,7 +1213,8 @@ void Simulator::ServerLearns(uint32_t number) {
     return;
   }
   connection.open_at_server = false;
-  node.server->ConnectionClosed(number, NowOf(connection.server));
+  if (connection.counted) node.server->Unsubscribe(connection.client);
+  if (!connection.subscriber) node.server->ConnectionClosed(number, NowOf(connection.server));
   TurnAt(connection.server, now_);
 }
 
@@ -811,6 +1243,42 @@ void Simulator::SendReplies(size_t node, bool to_waiters) {
     Push(connection.last_out, What::kReplyArrives, connection.client,
          static_cast<uint32_t>(replies_.size()));
     replies_.push_back(reply);
+  }
+  if (to_waiters) SendMessages(node);
+}
+
+// Each goes to who listens as far as the server knows.
+void Simulator::SendMessages(size_t node) {
+  for (const Message& message : nodes_[node].server->TakeMessages()) {
+    highest_token_ = std::max(highest_token_, message.token);
+    for (size_t i = 1; i < connections_.size(); ++i) {
+      Connection& connection = connections_[i];
+      if (!connection.counted || !connection.open_at_server ||
+          connection.client != message.client || connection.server != node) {
+        continue;
+      }
+      if (!connection.open_at_client || connection.broken != kNever) {
+        Count(Thing::kMessagesMissed);
+        continue;
+      }
+      if (loses_one_in_ > 0 && random_.OneIn(loses_one_in_)) {
+        Count(Thing::kMessagesMissed);
+        Break(static_cast<uint32_t>(i));
+        continue;
+      }
+      const bool late = random_.OneIn(10);
+      if (late) Count(Thing::kMessagesLate);
+      const Time on_the_way = delay_ + (connection.direct ? 0 : random_.Between(0, jitter_)) +
+                              (late ? random_.Between(0, 10 * kMillisecond) : 0);
+      const bool held_up = connection.last_out > now_ + on_the_way;  // by one that is late
+      connection.last_out = std::max(connection.last_out, now_ + on_the_way);
+      Push(connection.last_out, What::kMessageArrives, connection.client,
+           static_cast<uint32_t>(messages_.size()));
+      messages_.push_back({.message = message,
+                           .connection = static_cast<uint32_t>(i),
+                           .life = nodes_[node].life,
+                           .late = late || held_up});
+    }
   }
 }
 
@@ -974,6 +1442,13 @@ void Simulator::Strike(Disaster disaster) {
       Note(Mark::Kind::kUnavailable, kAllLocks, now_, until + kMillisecond, 0, "paused");
       break;
     }
+    case Disaster::kForbidToPublish: {
+      Count(Thing::kRightsTakenAway);
+      const size_t client = random_.Below(static_cast<uint32_t>(client_count_));
+      SetMayPublish(client, false);
+      Push(now_ + random_.Between(1, 15) * kMillisecond, What::kMayPublishAgain, client);
+      break;
+    }
     case Disaster::kStepClock: {
       const Time most = random_.OneIn(4) ? 200 * kMillisecond : 10 * kMillisecond;
       StepClock(primary_, random_.Between(-most, most));
@@ -982,6 +1457,13 @@ void Simulator::Strike(Disaster disaster) {
     default:
       StrikeData(disaster);
       break;
+  }
+}
+
+void Simulator::SetMayPublish(size_t client, bool may) {
+  may_publish_[client] = may;
+  for (size_t i = 0; i < server_count_; ++i) {
+    nodes_[i].server->SetMayPublish(static_cast<uint32_t>(client), may);
   }
 }
 
@@ -1055,7 +1537,7 @@ void Simulator::Crash(size_t number) {
 void Simulator::Restart(size_t number) {
   Node& node = nodes_[number];
   const std::unique_ptr<Server> old = std::move(node.server);
-  { node.server = std::make_unique<Server>(settings_, ledger_); }
+  node.server = MakeServer();
   size_t kept = node.flushed;
   switch (disaster_) {
     case Disaster::kRestartWithCutAof:
@@ -1120,6 +1602,7 @@ void Simulator::Switch(size_t number) {
   Compare(number);
   old.server->BecomeReplica(NowOf(primary_));
   SendReplies(primary_);
+  TurnAt(primary_, now_);  // it tells those who wait by messages
   old.life = ++lives_;
   for (size_t i = 0; i < server_count_; ++i) {
     nodes_[i].linked = false;
@@ -1181,7 +1664,7 @@ void Simulator::Rejoin(size_t number) {
   }
   Count(Thing::kFullSyncs);
   // One that is up goes on with what it remembers: it may have been a primary.
-  if (!node.up) node.server = std::make_unique<Server>(settings_, ledger_);
+  if (!node.up) node.server = MakeServer();
   node.base = primary.server->Save(WallOf(primary_));
   node.server->Load(node.base);
   if (node.server->fault() != nullptr) Broken("C7", node.server->fault());

@@ -44,6 +44,32 @@ enum class Thing : uint8_t {
   kUpgrades,
   kDowngrades,
   kFloors,
+  kHeavyGrants,
+  kCappedGrants,
+  kLeasesCut,
+  kTaggedGrants,
+  kKeptFromLines,
+  kOtherWeightsRefused,
+  kInLine,
+  kGrantsByMessage,
+  kGrantsConfirmed,
+  kGrantsNotConfirmed,
+  kTimeoutsByMessage,
+  kErrorsByMessage,
+  kWaitsEndedByDemotion,
+  kMessagesOfFormerPrimaries,
+  kMessagesBeforeAnswers,
+  kMessagesMissed,
+  kMessagesLate,
+  kGrantsSentToNobody,
+  kLossesTold,
+  kSubscriptions,
+  kSubscriptionsLost,
+  kCancelledInLine,
+  kPlacesTakenOver,
+  kSuperseded,
+  kRightsTakenAway,
+  kNotifyRefused,
   kAskedAgain,
   kTimedOut,
   kGrantsTakenBack,
@@ -121,7 +147,7 @@ class Simulator {
 
  private:
   static constexpr size_t kServers = 3;
-  static constexpr size_t kMostClients = 6;
+
   static constexpr Time kNever = std::numeric_limits<Time>::max();
   static constexpr uint32_t kNone = 0;  // no connection
 
@@ -140,6 +166,10 @@ class Simulator {
     kSwitches,  // the end of a planned failover
     kRejoins,
     kBreaks,  // a connection
+    kSubscribes,
+    kSubscribed,
+    kMessageArrives,
+    kMayPublishAgain,
   };
   struct Event {
     Time at = 0;
@@ -163,9 +193,19 @@ class Simulator {
     kSet,
     kRename,
     kStepClock,
+    kForbidToPublish,
     kRewriteAof,
   };
-  enum class Doing : uint8_t { kIdle, kAsking, kHolding, kUsing, kReleasing };
+  enum class Doing : uint8_t {
+    kIdle,
+    kSubscribing,
+    kAsking,
+    kAwaiting,    // a message
+    kConfirming,  // what a message said
+    kHolding,
+    kUsing,
+    kReleasing
+  };
 
   struct Connection {
     uint8_t client = 0;
@@ -173,23 +213,41 @@ class Simulator {
     bool direct = true;
     bool open_at_client = true;
     bool open_at_server = true;
-    Time broken = kNever;  // since when nothing gets through any more
+    bool subscriber = false;  // only messages come here,
+    bool counted = false;     // and the server knows that
+    Time broken = kNever;     // since when nothing gets through any more
     Time last_in = 0;
     Time last_out = 0;
+  };
+  // A request that was sent.
+  struct Sent {
+    Call call;
+    Time at = 0;
+    Time queued = 0;
+    uint32_t life = 0;  // of the server that it was sent to
+    bool direct = true;
+    bool retry = false;
+    bool stranger = false;
+    bool bound = false;
   };
   struct Client {
     Doing doing = Doing::kIdle;
     bool direct = true;
     bool asked_before = false;  // for the same hold
-    bool retry = false;         // the pending call,
-    bool stranger = false;      // and whether it is in a stranger's name
     bool waits_for_answer = false;
     uint32_t connection = kNone;
-    uint32_t generation = 0;  // of what it is about to do
-    Call asked;               // for the locks that it wants or holds
-    Call pending;             // that is not answered
-    Time sent = 0;
-    uint32_t life = 0;  // of the server that it was sent to
+    uint32_t subscription = kNone;
+    bool subscribed = false;        // and the server has said so
+    uint32_t generation = 0;        // of what it is about to do
+    Call asked;                     // for the locks that it wants or holds
+    Sent pending;                   // that is not answered
+    std::optional<Sent> awaited;    // that is in line, and a message is to tell of it
+    Time asking_since = kNever;     // by the present id
+    size_t asks = 0;                // by it
+    uint32_t ids = 0;               // that were used for this hold
+    std::optional<uint32_t> bound;  // the id that its hold is bound to
+    bool cancelled = false;         // it does not want what it waits for any more
+    bool told = false;              // of a hold, ever
     int64_t token = 0;
     Time hold_until = 0;
     int releases = 0;       // that are needed, as far as it knows
@@ -244,13 +302,30 @@ class Simulator {
   void UseHold(size_t number);
   void WriteOutside(Client& client);
   void Send(size_t number, const Call& call, Doing doing);
-  void Record(const Client& client, Answer answer, int64_t token);
+  void Record(const Sent& sent, Answer answer, int64_t token);
   void TakeReply(size_t number, const Reply& reply);
+  void TakeGrant(const Sent& sent, int64_t token);
+  void TakeError(size_t number);
+  void TakeRefusal(size_t number, const Call& call);
   void LoseCall(size_t number);
   void Die(size_t number);
   void Close(size_t number);
   void LoseSession(Client& client);
   void BeIdle(size_t client, Time least, Time most);
+
+  // --- Clients that are notified
+
+  bool NeedsSubscription(const Client& client) const;
+  void Subscribe(size_t number);
+  void CloseSubscription(Client& client);
+  void LoseSubscription(size_t number);
+  void UseNewId(Client& client);
+  void StandInLine(size_t number);
+  void ActInLine(size_t number);
+  void LoseAwaited(Client& client);
+  void TakeMessage(size_t number, const Message& message);
+  void TakeOutcome(size_t number, const Message& message);
+  void TakeLoss(size_t number, const Message& message);
 
   // --- The network
 
@@ -258,6 +333,8 @@ class Simulator {
   void Arrive(const Event& event);
   // Those who waited may have to wait a little longer, while others are served.
   void SendReplies(size_t node, bool to_waiters = true);
+  void SendMessages(size_t node);
+  void SubscriberArrives(uint32_t number);
   void ServerLearns(uint32_t number);
 
   // --- Servers
@@ -275,7 +352,9 @@ class Simulator {
 
   // --- What goes wrong
 
+  std::unique_ptr<Server> MakeServer();
   void Strike(Disaster disaster);
+  void SetMayPublish(size_t client, bool may);
   void StrikeData(Disaster disaster);
   void Crash(size_t number);
   void Restart(size_t number);
@@ -305,6 +384,8 @@ class Simulator {
   bool lossy_ = false;  // writes may be lost, and a grace is set
   bool has_sessions_ = false;
   bool slow_answers_ = false;
+  uint32_t notifies_one_in_ = 0;  // 0: nobody is notified
+  bool has_caps_ = false;
   Server::Settings settings_;
   Time delay_ = 0;
   Time jitter_ = 0;
@@ -328,6 +409,14 @@ class Simulator {
   std::vector<Connection> connections_;  // the first is nobody's
   std::vector<Call> calls_;
   std::vector<Reply> replies_;
+  struct SentMessage {
+    Message message;
+    uint32_t connection;
+    uint32_t life;  // of the server that published it
+    bool late;
+  };
+  std::vector<SentMessage> messages_;
+  std::array<bool, kMostClients> may_publish_{};
   std::array<int64_t, kLocks> register_{};  // the highest token that it was shown
   int64_t highest_token_ = 0;               // that was told
   Time set_back_ = 0;                       // by all steps back of the clocks

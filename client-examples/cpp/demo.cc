@@ -1,3 +1,6 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Copyright (c) 2026 The Turnstile authors
+
 // Shows what turnstile.h can do, step by step, against a server with the module: demo [host [port]]
 
 #include <chrono>

@@ -1,3 +1,6 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Copyright (c) 2026 The Turnstile authors
+//
 // A small client for the locks of the Turnstile module, over hiredis. One file, to copy. C++20.
 //
 //   turnstile::Client client("127.0.0.1", 6379);

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# Copyright (c) 2026 The Turnstile authors
 """What locktop shows, as text: pure functions, no curses and no Redis."""
 
 import fnmatch
@@ -95,6 +97,12 @@ class Lock(NamedTuple):
     linger: int = 0
     waiting: int = 0
     longest: int = 0
+    tag: Optional[bytes] = None
+
+    @property
+    def holder(self):
+        """The public name of the hold, if it has one."""
+        return self.tag or self.owner
 
 
 def as_map(reply):
@@ -107,7 +115,7 @@ def parse_lock(reply):
     fields = as_map(reply)
     return Lock(fields["key"], fields.get("mode") or b"", fields.get("holding") or 0, fields.get("owner"),
                 fields.get("held-ms"), fields.get("lease-left-ms"), fields.get("linger-left-ms") or 0,
-                fields.get("waiting") or 0, fields.get("longest-wait-ms") or 0)
+                fields.get("waiting") or 0, fields.get("longest-wait-ms") or 0, fields.get("tag"))
 
 
 def parse_details(reply):
@@ -131,19 +139,23 @@ def number(info, name):
         return None
 
 
+REFUSED = ("rejected", "rejected_line_full")  # counters of requests that were answered null at once
+
+
 def rates(before, now, seconds):
     """What happened a second between two INFOs, and which share of it was contended. None if that
     cannot be known: a counter that fell means that the server started anew."""
-    names = ("acquired", "rejected", "waits", "acquired_immediately")
+    names = ("acquired", "waits", "acquired_immediately") + REFUSED
     diff = {}
     for name in names:
         old, new = number(before or {}, name), number(now, name)
         if old is None or new is None or new < old or seconds <= 0:
             return None
         diff[name] = new - old
-    contended = diff["rejected"] + diff["waits"]
+    refused = sum(diff[name] for name in REFUSED)
+    contended = refused + diff["waits"]
     asked = contended + diff["acquired_immediately"]
-    return (diff["acquired"] / seconds, diff["rejected"] / seconds, 100 * contended / asked if asked else 0)
+    return (diff["acquired"] / seconds, refused / seconds, 100 * contended / asked if asked else 0)
 
 
 # How to sort: the field, its name on the screen, and whether the largest comes first.
@@ -151,7 +163,7 @@ SORTS = {
     "w": (lambda lock: (lock.waiting, lock.longest), "waiting", True),
     "h": (lambda lock: lock.held, "held", True),
     "l": (lambda lock: lock.lease, "lease left", False),
-    "o": (lambda lock: lock.owner, "owner", False),
+    "o": (lambda lock: lock.holder, "owner", False),
     "n": (lambda lock: lock.key, "key", False),
 }
 
@@ -179,7 +191,7 @@ def owner_text(lock):
     if lock.holding == 0 and lock.linger > 0:
         return f"(lingers {duration(lock.linger)})"
     more = f" +{lock.holding - 1}" if lock.holding > 1 else ""
-    return printable(lock.owner) + more
+    return printable(lock.holder) + more
 
 
 COLUMNS = (
@@ -233,12 +245,13 @@ def header(address, info, before, seconds):
     engine = next((name for name in ("valkey", "redict") if f"{name}_version" in info), "redis")
     role = {"master": "primary", "slave": "replica"}.get(info.get("role"), "?")
     first = [("locktop", address), (engine, f"{info.get(engine + '_version', '?')} {role}")]
-    state = [("locks", number(info, "locks")), ("waiters", number(info, "waiters"))]
+    state = [("locks", number(info, "locks")), ("waiters", number(info, "waiters")),
+             ("queued", number(info, "queued"))]
     rate = rates(before, info, seconds)
     if rate:
         state += [("acquired/s", f"{rate[0]:.1f}"), ("refused/s", f"{rate[1]:.1f}"), ("contention", f"{rate[2]:.0f}%")]
     else:
-        state += [("acquired", number(info, "acquired")), ("refused", number(info, "rejected")),
+        state += [("acquired", number(info, "acquired")), ("refused", sum(number(info, name) or 0 for name in REFUSED)),
                   ("contention", info.get("turnstile_contention_percent", "-") + "%")]
     past = [("p99 wait", duration(number(info, "wait_p99_ms"))), ("hold", duration(number(info, "hold_p99_ms")))]
     past += [(name, number(info, name)) for name in ("expired", "evicted", "forced")]
@@ -248,13 +261,27 @@ def header(address, info, before, seconds):
     return [[(label, printable(value)) for label, value in line] for line in (first, state, past)]
 
 
-def origins(rows):
-    """A column, title first, that says where connections come from; of no width if none is known."""
-    addresses = [printable(each.get("client-addr") or b"-") for each in rows]
-    if all(address == "-" for address in addresses):
-        return [""] * (len(addresses) + 1)
-    width = max(map(len, addresses))
-    return [f"{text:<{width}}  " for text in ["FROM"] + addresses]
+def optional(title, values):
+    """A column, title first; of no width if no row has a value."""
+    texts = ["-" if value is None else printable(value) for value in values]
+    if all(value is None for value in values):
+        return [""] * (len(texts) + 1)
+    width = max(map(len, [title] + texts))
+    return [f"{text:<{width}}  " for text in [title] + texts]
+
+
+def optional_columns(rows):
+    """What most holds and waits do not have, side by side: title first, then a text for each row."""
+    def weight(each):
+        return each["weight"] if each.get("weight", 1) != 1 else None
+
+    def cap(each):
+        return duration(each["max-hold-left-ms"]) if each.get("max-hold-left-ms") is not None else None
+
+    columns = (optional("WEIGHT", [weight(each) for each in rows]), optional("CAP", [cap(each) for each in rows]),
+               optional("FROM", [each.get("client-addr") or None for each in rows]),
+               optional("TAG", [each.get("tag") for each in rows]))
+    return ["".join(texts) for texts in zip(*columns)]
 
 
 def hidden(details, count, shown):
@@ -274,20 +301,20 @@ def details_text(key, details):
         return lines + [("nobody holds it, nobody waits", False)]
     lines.append((f"mode {printable(details.get('mode'))}, waiting {details.get('waiting', 0)}, lingers "
                   f"{duration(details.get('linger-left-ms'))}, grace {duration(details.get('grace-left-ms'))}", False))
-    title, *origin = origins(details["holders"])
+    title, *extra = optional_columns(details["holders"])
     lines += [("", False), (f"{'HELD':>8} {'LEASE':>8} {'COUNT':>6} {'SESSION':>7} {'LINGER':>7}  "
                             f"{'TOKEN':>17}  {title}HOLDER", True)]
-    for each, from_where in zip(details["holders"], origin):
+    for each, columns in zip(details["holders"], extra):
         lines.append((f"{duration(each.get('held-ms')):>8} {duration(each.get('lease-left-ms')):>8} "
                       f"{each.get('count') or '-':>6} {'yes' if each.get('session') else 'no':>7} "
                       f"{duration(each.get('linger-ms')):>7}  {each.get('token') or '-':>17}  "
-                      f"{from_where}{printable(each.get('owner'))}", False))
+                      f"{columns}{printable(each.get('owner'))}", False))
     lines += more(details, "holding", "holders")
-    title, *origin = origins(details["waiters"])
+    title, *extra = optional_columns(details["waiters"])
     lines += [("", False), (f"{'WAITED':>8} {'AT MOST':>8} {'MODE':>9}  {title}IN LINE", True)]
-    for each, from_where in zip(details["waiters"], origin):
+    for each, columns in zip(details["waiters"], extra):
         lines.append((f"{duration(each.get('waited-ms')):>8} {duration(each.get('left-ms')):>8} "
-                      f"{printable(each.get('mode')):>9}  {from_where}{printable(each.get('owner'))}", False))
+                      f"{printable(each.get('mode')):>9}  {columns}{printable(each.get('owner'))}", False))
     return lines + more(details, "waiting", "waiters")
 
 
@@ -298,22 +325,22 @@ HIDDEN = 0  # no token
 
 
 def holders_of(details):
-    """Who would be hit: pairs of owner and token. None if there is nothing to release. Those that
-    are not shown one by one are a number and the token HIDDEN."""
+    """Who would be hit: by owner and token, the tag of each. None if there is nothing to release.
+    Those that are not shown one by one are a number and the token HIDDEN."""
     if details is None or not (details["holders"] or details.get("linger-left-ms")):
         return None
-    holders = {(each.get("owner"), each.get("token")) for each in details["holders"]}
+    holders = {(each.get("owner"), each.get("token")): each.get("tag") for each in details["holders"]}
     number = hidden(details, "holding", "holders")
-    return holders | {(number, HIDDEN)} if number else holders
+    return {**holders, (number, HIDDEN): None} if number else holders
 
 
 def who(holders):
-    names = [pair for pair in holders if pair[1] != HIDDEN]
-    names.sort(key=lambda pair: pair[1] or 0, reverse=True)  # the highest token first
+    names = [(token, tag or owner) for (owner, token), tag in holders.items() if token != HIDDEN]
+    names.sort(key=lambda pair: pair[0] or 0, reverse=True)  # the highest token first
     if not names:
         return "nobody (it lingers)"
     others = len(names) - 1 + sum(number for number, token in holders if token == HIDDEN)
-    return printable(names[0][0]) + (f" and {others} more" if others else "")
+    return printable(names[0][1]) + (f" and {others} more" if others else "")
 
 
 def question(key, holders, width):
@@ -328,6 +355,7 @@ def objection(key, asked, now):
     but nobody may have come: the question was not about them."""
     if now is None:
         return f"Not released: nobody holds {printable(key)} any more."
-    if now - asked:
-        return f"Not released: {printable(key)} has another holder now, {who(now - asked)}."
+    others = {holder: tag for holder, tag in now.items() if holder not in asked}
+    if others:
+        return f"Not released: {printable(key)} has another holder now, {who(others)}."
     return None

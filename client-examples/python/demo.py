@@ -1,4 +1,6 @@
-"""What turnstile.py can do, one thing after the other. Prints what happens.
+# SPDX-License-Identifier: BSD-3-Clause
+# Copyright (c) 2026 The Turnstile authors
+"""What turnstile_lock.py can do, one thing after the other. Prints what happens.
 
     /usr/bin/python3 client-examples/python/demo.py redis://127.0.0.1:6379
 """
@@ -12,8 +14,8 @@ import time
 import redis
 import redis.asyncio
 
-import turnstile_asyncio
-from turnstile import Deadlock, Fenced, Lock, Lost, NotAcquired
+import turnstile_lock_asyncio
+from turnstile_lock import Deadlock, Fenced, Lock, Lost, NotAcquired
 
 RUN = os.getpid()  # own names for every run
 
@@ -48,7 +50,7 @@ def wait_in_line(client):
         try:
             lock.acquire(wait=0.1)
         except NotAcquired as error:
-            print("wait, too short:", error)
+            print("wait, too short:", error)  # who holds it, and for how long
 
 
 def renewal(client):
@@ -112,7 +114,7 @@ def deadlock(client):
 
 async def with_asyncio(url):
     client = redis.asyncio.from_url(url)
-    lock = turnstile_asyncio.Lock(client, name("async"), lease=0.6)
+    lock = turnstile_lock_asyncio.Lock(client, name("async"), lease=0.6)
     try:
         async with lock as hold:
             await hold.run("SET", name("guest"), "bob", "EX", 60)

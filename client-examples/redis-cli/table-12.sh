@@ -1,4 +1,7 @@
 #!/bin/sh
+# SPDX-License-Identifier: BSD-3-Clause
+# Copyright (c) 2026 The Turnstile authors
+#
 # Two guests want table 12. Shows every command once and stops at the first surprising reply.
 #
 #   sh client-examples/redis-cli/table-12.sh [redis-cli options]

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+# Copyright (c) 2026 The Turnstile authors
 #
 # Turnstile for shell scripts, over redis-cli.
 #
@@ -10,15 +12,15 @@
 #
 # Options; S is seconds, such as 10 or 0.5:
 #
-#   --lease S     how long the lock outlives us if we vanish; 30 by default. `run` renews it at every third.
-#   --wait S      stand in line for so long; 0 by default, which is one try
-#   --shared      one of many readers
+#   --lease S     how long the lock lasts without renewal; 30 by default. `run` renews it after every third of that.
+#   --wait S      wait in line for up to that long; 0 by default: one try
+#   --shared      a shared lock, for readers
 #   --limit N     one of at most N holders
 #   --also KEY    this lock too, all or none; may be repeated. `fence` looks at one lock only: with the token of
 #                 `run` give it the lock that guards the write, be it TURNSTILE_KEY or one of these.
-#   --session     (run) the lock is free at once if all of us are killed, not only at the end of the lease
-#   --max S       (run) no renewal after so long: the command is told to stop. Nobody renews during the grace
-#                 either, so let the grace be no more than half of the lease.
+#   --session     (run) if everything here is killed, the lock is free at once and not only at the end of the lease
+#   --max S       (run) stop the command after that long. The lease is not renewed during the grace
+#                 either, so the grace should be at most half of the lease.
 #   --grace S     (run) from SIGTERM to SIGKILL, for a command that has lost its lock; 3 by default
 #
 # The command of `run` finds its lock in TURNSTILE_KEY, TURNSTILE_TOKEN and TURNSTILE_OWNER:
@@ -103,7 +105,11 @@ _turnstile_options() {
       --session) session=1; shift; continue ;;
       --) shift; break ;;
     esac
-    if (($# < 2)); then _turnstile_say "what is $name?"; return 64; fi
+    case $name in
+      --limit | --also | --lease | --wait | --max | --grace) ;;
+      *) _turnstile_say "unknown option $name"; return 64 ;;
+    esac
+    if (($# < 2)); then _turnstile_say "$name needs a value"; return 64; fi
     value=$2
     shift 2
     case $name in
@@ -111,13 +117,12 @@ _turnstile_options() {
       --also) keys+=("$value") ;;
       --lease | --wait | --max | --grace)
         if [[ ! $value =~ ^[0-9]{1,9}(\.([0-9]{1,3}))?$ ]]; then
-          _turnstile_say "$name $value: not seconds"
+          _turnstile_say "$name $value: not a number of seconds"
           return 64
         fi
         value=${value%.*}$(printf '%-3s' "${BASH_REMATCH[2]}" | tr ' ' 0)
         printf -v "${name#--}" '%d' "$((10#$value))"
         ;;
-      *) _turnstile_say "what is $name?"; return 64 ;;
     esac
   done
   also=()
@@ -143,7 +148,7 @@ _turnstile_get() {
     sleep 0.1
   done
   if ((status == 0)) && [[ ! $reply ]]; then
-    _turnstile_say "${keys[*]}: not acquired, others hold it"
+    _turnstile_say "${keys[*]}: not acquired: held by others"
     return 75
   fi
   if ((status)); then
@@ -197,7 +202,7 @@ _turnstile_leave() {
   if [[ $text =~ ^[0-9] ]]; then _turnstile_give_up; fi # granted all the same
 }
 
-_turnstile_usage() { sed -n '3,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+_turnstile_usage() { sed -n '5,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
 # turnstile run|fence|acquire|touch|release ...: in a subshell, so that traps and settings stay ours.
 turnstile() { (_turnstile_main "$@"); }
@@ -222,7 +227,7 @@ _turnstile_main() {
 }
 
 _turnstile_acquire() {
-  if [[ $session ]]; then _turnstile_say 'only run can have a session: it keeps a connection'; return 64; fi
+  if [[ $session ]]; then _turnstile_say '--session works with run only, which keeps a connection open'; return 64; fi
   _turnstile_end_by_signals _turnstile_take_back
   _turnstile_get || {
     status=$?
@@ -283,7 +288,7 @@ _turnstile_run() {
   if [[ $session ]]; then _turnstile_open_session || return; fi
   _turnstile_now
   if ((now >= until)); then
-    _turnstile_say "${keys[*]}: the answers come too late for this lease"
+    _turnstile_say "${keys[*]}: the server answers too slowly for this lease"
     return 76
   fi
 
@@ -321,7 +326,7 @@ _turnstile_run() {
       [[ $lost ]] || _turnstile_say "${keys[*]}: the lock was lost before the command ended"
       ((status)) || status=76
       ;;
-    *) _turnstile_say "${keys[*]}: not released, the lease will end it: ${reply:-no answer in time}" ;;
+    *) _turnstile_say "${keys[*]}: not released, it ends with its lease: ${reply:-no answer in time}" ;;
   esac
   return "$status"
 }

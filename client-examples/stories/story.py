@@ -2,8 +2,8 @@
 
 A story is a program `STORY [redis-url] [--without-lock]`, with this frame:
 
-    import story                        # also puts ../python, with turnstile.py, on the path
-    from turnstile import Lock
+    import story                        # also puts ../python on the path, with turnstile_lock.py
+    from turnstile_lock import Lock
 
     def signer(url, folder): ...        # runs in a process of its own
 

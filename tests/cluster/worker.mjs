@@ -1,19 +1,18 @@
-// One competitor of tests/cluster/run: the cluster clients of node-redis and ioredis.
+// One competitor of tests/cluster/run: client-examples/node/turnstile.mjs on the cluster clients of node-redis and
+// ioredis, as they are: it finds the nodes, waits by messages, and goes on while slots move.
 //
 // worker.mjs node-redis|ioredis REGISTER_PORT NODE_PORT...: see worker.py, which does the same.
 
 import { randomUUID } from 'node:crypto';
 import { createCluster } from '@redis/client';
 import { Cluster } from 'ioredis';
+import { Fenced, serverOf, TurnstileError } from '../../client-examples/node/turnstile.mjs';
 import { connectToRegister } from '../support/register.mjs';
 
 const PATIENCE_MS = 10_000;
-// Server errors that no cluster client has to expect. All others are temporary.
-const SURPRISES =
-  /^(ERR|WRONGTYPE|DEADLOCK|WAITLIMIT|NOPERM|CROSSSLOT|OOM|MISCONF|EXECABORT|BUSY)\b/;
+const timeout = PATIENCE_MS / 2;
 
 class GaveUp extends Error {}
-class Fenced extends Error {}
 
 /** How often a command may have been sent twice. */
 let disturbances = 0;
@@ -31,71 +30,46 @@ const clients = {
     const rootNodes = ports.map((port) => ({ url: `redis://127.0.0.1:${port}` }));
     const cluster = createCluster({ rootNodes });
     cluster.on('error', () => {}); // reported by the calls
-    await cluster.connect();
-    return {
-      call: (command) => cluster.sendCommand(command[1], false, command),
-      close: () => cluster.destroy(),
-    };
+    return cluster.connect();
   },
   async ioredis(ports) {
-    const cluster = new NoticingCluster(ports.map((port) => ({ host: '127.0.0.1', port })));
-    cluster.on('error', () => {});
-    return {
-      call: ([name, ...args]) => cluster.call(name, ...args),
-      close: () => cluster.disconnect(),
-    };
+    return new NoticingCluster(ports.map((port) => ({ host: '127.0.0.1', port }))).on('error', () => {});
   },
 };
 
 const nowUs = () => Number(process.hrtime.bigint() / 1000n);
-const also = (keys) => (keys.length > 1 ? ['ALSO', String(keys.length - 1), ...keys.slice(1)] : []);
+/** When a lease ends at the earliest, on the clock of the register. */
+const endUs = (validFrom, leaseMs) => Math.floor(nowUs() + (validFrom + leaseMs - performance.now()) * 1000);
 
 const [kind, registerPort, ...ports] = process.argv.slice(2);
-const client = await clients[kind](ports.map(Number));
+const cluster = await clients[kind](ports.map(Number));
+const server = serverOf(cluster);
 const { tell, end: hangUp } = await connectToRegister(registerPort, kind);
 
-/** The reply, or nothing if the outcome is unknown. */
-async function tryOnce(command) {
+/** What the call returns. Rejects with GaveUp if it had no answer in time, or one that nobody has to expect. */
+async function attempt(what, call) {
   try {
-    return { reply: await client.call(command.map(String)), certain: true };
+    return await call();
   } catch (error) {
-    if (error.message.startsWith('FENCED')) throw new Fenced();
-    if (SURPRISES.test(error.message)) {
-      await tell('surprise', command[0], error.message);
-      throw new GaveUp();
-    }
+    if (error instanceof Fenced) throw error;
     disturbances++;
-    await tell('disturbed'); // the register replies when the cluster has changed
-    return { certain: false };
+    if (!(error instanceof TurnstileError)) await tell('surprise', what, error.message);
+    throw new GaveUp('', { cause: error });
   }
-}
-
-async function call(...command) {
-  const deadline = performance.now() + PATIENCE_MS;
-  while (performance.now() < deadline) {
-    const { reply, certain } = await tryOnce(command);
-    if (certain) return reply;
-  }
-  throw new GaveUp();
 }
 
 /** The token and the end of its validity; [0, 0] if the lock was not acquired. */
 async function acquire(keys, owner, leaseMs, waitMs) {
-  const deadline = performance.now() + waitMs;
-  for (;;) {
-    const left = Math.max(0, Math.floor(deadline - performance.now()));
-    const end = nowUs() + leaseMs * 1000;
-    const command = ['LOCK.ACQUIRE', keys[0], owner, 'PX', leaseMs, 'WAIT', left, ...also(keys)];
-    const { reply, certain } = await tryOnce(command);
-    if (certain) return reply === null ? [0, 0] : [Number(reply), end];
-    if (performance.now() > deadline + PATIENCE_MS / 2) throw new GaveUp();
-  }
+  const request = { lease: leaseMs, wait: waitMs, timeout };
+  const grant = await attempt('LOCK.ACQUIRE', () => server.acquire(keys, owner, request));
+  return grant ? [grant.token, endUs(grant.validFrom, leaseMs)] : [0, 0];
 }
 
 /** The value that the guarded write replaced. */
 async function write(key, token, value) {
   try {
-    return await call('LOCK.FENCE', key, token, 'THEN', 'SET', value, token, 'GET');
+    const command = ['LOCK.FENCE', key, token, 'THEN', 'SET', value, token, 'GET'];
+    return await attempt('LOCK.FENCE', () => server.send(key, command, { timeout: PATIENCE_MS }));
   } catch (error) {
     if (error instanceof Fenced) return 'fenced';
     if (error instanceof GaveUp) return 'unknown';
@@ -106,8 +80,9 @@ async function write(key, token, value) {
 async function release(keys, owner) {
   const before = disturbances;
   try {
-    const count = await call('LOCK.RELEASE', keys[0], owner, ...also(keys));
-    await tell('released', count, disturbances === before ? 'clean' : 'disturbed');
+    const how = { timeout: PATIENCE_MS };
+    const { count, again } = await attempt('LOCK.RELEASE', () => server.release(keys, owner, how));
+    await tell('released', count, !again && disturbances === before ? 'clean' : 'disturbed');
     return true;
   } catch (error) {
     if (!(error instanceof GaveUp)) throw error;
@@ -119,9 +94,9 @@ async function release(keys, owner) {
 async function touchOrAskAgain(keys, owner, leaseMs, plan) {
   try {
     if (plan === 'touch') {
-      const end = nowUs() + leaseMs * 1000;
-      const count = await call('LOCK.TOUCH', keys[0], owner, 'PX', leaseMs, ...also(keys));
-      await tell('touched', count, end);
+      const how = { timeout: PATIENCE_MS };
+      const touched = await attempt('LOCK.TOUCH', () => server.touch(keys, owner, leaseMs, how));
+      await tell('touched', touched.count, endUs(touched.validFrom, leaseMs));
     } else if (plan === 'again') {
       await tell('again', ...(await acquire(keys, owner, leaseMs, 0)));
     }
@@ -136,7 +111,7 @@ async function outstay(keys, leaseMs) {
   const heir = randomUUID();
   try {
     await acquire(keys, heir, leaseMs, PATIENCE_MS / 2);
-    await call('LOCK.RELEASE', keys[0], heir, ...also(keys));
+    await server.abandon(keys, heir);
   } catch (error) {
     if (!(error instanceof GaveUp)) throw error;
   }
@@ -181,6 +156,7 @@ for (;;) {
   if (order === 'stop') break;
   await take(keys.split(','), value, Number(leaseMs), Number(waitMs), plan, work);
 }
-client.close();
+if (kind === 'ioredis') cluster.disconnect();
+else cluster.destroy();
 // A client may still keep connections to nodes whose roles have changed.
 hangUp(() => process.exit());

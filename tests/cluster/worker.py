@@ -1,126 +1,101 @@
-"""One competitor of tests/cluster/run: redis-py's cluster client.
+"""One competitor of tests/cluster/run: the Python client on redis-py's cluster client.
 
-worker.py KIND REGISTER_PORT NODE_PORT... : does what the register says until it says stop.
+worker.py KIND REGISTER_PORT NODE_PORT... : does what the register says until it says stop. KIND is
+redis-py or redis-py-asyncio.
 
 The worker reports everything that a holder sees to the register, with the time until which the hold
-is certainly valid: counted from before the request, on the monotonic clock, which both share.
+is certainly valid: on the monotonic clock, which both share.
 """
 
+import asyncio
 import logging
+import pathlib
 import socket
 import sys
 import time
-import uuid
 
 import redis
-from redis.cluster import ClusterNode, RedisCluster
+import redis.asyncio
+import redis.asyncio.cluster
+import redis.cluster
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "client-examples" / "python"))
+import turnstile_lock  # noqa: E402
+import turnstile_lock_asyncio  # noqa: E402
+from turnstile_lock import Fenced, Lost, Moved, NotAcquired, NotPrimary  # noqa: E402
 
 PATIENCE_S = 10
-# Errors that a cluster client has to expect, in addition to those that the library handles.
-PASSING = ("TRYAGAIN", "MOVED", "ASK", "CLUSTERDOWN", "UNBLOCKED", "READONLY", "LOADING")
-
-
-class Disturbances(logging.Handler):
-    """Detects that the library lost a connection and may have repeated a command by itself."""
-
-    seen = 0
-
-    def emit(self, record):
-        kind = record.exc_info[0] if record.exc_info else None
-        if kind and issubclass(kind, (redis.ConnectionError, redis.TimeoutError)):
-            self.seen += 1
+# What is left to the caller while a node is away, or a slot for longer than we wait.
+PASSING = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ClusterError, Moved)
+PASSING += (redis.exceptions.RedisClusterException, NotPrimary)
 
 
 class GaveUp(Exception):
     pass
 
 
-class Fenced(Exception):
-    pass
-
-
-def now_us():
-    return time.monotonic_ns() // 1000
-
-
-def is_passing(error):
-    if isinstance(error, redis.ResponseError):
-        passing = (
-            redis.exceptions.ClusterError,
-            redis.exceptions.ClusterDownError,
-            redis.exceptions.ReadOnlyError,
-        )
-        return isinstance(error, passing) or str(error).startswith(PASSING)
-    return True  # lost connections, and the library's own cluster errors
-
-
 class Client:
-    def __init__(self, ports, tell):
-        self.ports = ports
-        self.connect()
+    """The calls of the client, with and without asyncio."""
+
+    def __init__(self, kind, ports, tell):
         self.tell = tell
-        self.disturbances = Disturbances()
-        logger = logging.getLogger("redis")
-        logger.addHandler(self.disturbances)
-        logger.propagate = False
+        self.loop = asyncio.new_event_loop() if kind == "redis-py-asyncio" else None
+        client, self.locks = redis.cluster, turnstile_lock
+        if self.loop:
+            client, self.locks = redis.asyncio.cluster, turnstile_lock_asyncio
+        nodes = [client.ClusterNode("127.0.0.1", int(port)) for port in ports]
+        self.cluster = self.done(self.connect(client, nodes))
 
-    def connect(self):
-        nodes = [ClusterNode("127.0.0.1", int(port)) for port in self.ports]
-        self.cluster = RedisCluster(startup_nodes=nodes, socket_timeout=PATIENCE_S + 2)
+    async def connect(self, client, nodes):
+        cluster = client.RedisCluster(startup_nodes=nodes, socket_timeout=PATIENCE_S)
+        return await cluster.initialize() if self.loop else cluster
 
-    def try_once(self, *command):
-        """The reply and True, or None and False if the outcome is unknown."""
-        try:
-            return self.cluster.execute_command(*command), True
-        except redis.RedisError as error:
-            if str(error).startswith("FENCED"):
-                raise Fenced from error
-            if not is_passing(error):
-                self.tell("surprise", *command[:1], *str(error).split())
-                raise GaveUp from error
-        except (AttributeError, IndexError):
-            # redis-py 4.3 mistakes a primary for a replica when it is redirected to a node that it
-            # already knows, or after failovers; without a primary it is unusable. And it has no
-            # connection to a node without slots to which it is redirected with ASK.
-            self.cluster.close()
-            self.connect()
-        self.disturbances.seen += 1
-        self.tell("disturbed")  # the register replies when the cluster has changed
-        return None, False
+    def done(self, result):
+        if not asyncio.iscoroutine(result):
+            return result
+        if self.loop:
+            return self.loop.run_until_complete(result)
+        return asyncio.run(result)
 
-    def call(self, *command):
+    def call(self, ask):
+        """What came of it, and whether it was asked only once."""
         deadline = time.monotonic() + PATIENCE_S
+        once = True
         while time.monotonic() < deadline:
-            reply, certain = self.try_once(*command)
-            if certain:
-                return reply
+            try:
+                return self.done(ask()), once
+            except PASSING:
+                once = False
+                self.tell("disturbed")  # the register replies when the cluster has changed
+            except redis.RedisError as error:
+                self.tell("surprise", type(error).__name__, *str(error).split())
+                raise GaveUp from error
         raise GaveUp
 
-    def acquire(self, keys, owner, lease_ms, wait_ms):
-        """The token and the end of its validity; (0, 0) if the lock was not acquired."""
-        deadline = time.monotonic() + wait_ms / 1000
-        while True:
-            left_ms = max(0, int((deadline - time.monotonic()) * 1000))
-            end = now_us() + lease_ms * 1000
-            command = ["LOCK.ACQUIRE", keys[0], owner, "PX", lease_ms, "WAIT", left_ms]
-            token, certain = self.try_once(*command, *also(keys))
-            if certain:
-                return (int(token), end) if token is not None else (0, 0)
-            if time.monotonic() > deadline + PATIENCE_S / 2:
-                raise GaveUp
+    def close(self):
+        async def close():
+            await self.locks.Server.of(self.cluster).close()
+            await self.cluster.close()
 
-    def write(self, key, token, value):
+        if self.loop:
+            self.done(close())
+
+    def lock(self, keys, lease_ms, wait_ms):
+        options = {"also": keys[1:], "renew": False, "reply_timeout": 2.0}
+        return self.locks.Lock(self.cluster, keys[0], lease_ms / 1000, wait_ms / 1000, **options)
+
+    def write(self, hold, value):
         """The value that the guarded write replaced."""
         try:
-            return int(self.call("LOCK.FENCE", key, token, "THEN", "SET", value, token, "GET"))
+            return int(self.call(lambda: hold.run("SET", value, hold.token, "GET"))[0])
         except Fenced:
             return "fenced"
         except GaveUp:
             return "unknown"
 
 
-def also(keys):
-    return ["ALSO", len(keys) - 1, *keys[1:]] if len(keys) > 1 else []
+def end_of(hold):
+    return int(hold.until * 1e6)
 
 
 class Worker:
@@ -128,7 +103,7 @@ class Worker:
         connection = socket.create_connection(("127.0.0.1", int(register_port)))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.register = connection.makefile("rw")
-        self.client = Client(ports, self.tell)
+        self.client = Client(kind, ports, self.tell)
         print(kind, file=self.register, flush=True)
 
     def tell(self, *words):
@@ -142,60 +117,69 @@ class Worker:
         while (order := self.tell("next"))[0] != "stop":
             keys, value, lease_ms, wait_ms, plan, work = order[1:]
             self.take(keys.split(","), value, int(lease_ms), int(wait_ms), plan, work)
+        self.client.close()
 
     def take(self, keys, value, lease_ms, wait_ms, plan, work):
-        client, owner = self.client, uuid.uuid4().hex
+        client = self.client
+        lock = client.lock(keys, lease_ms, wait_ms)
         try:
-            token, end = client.acquire(keys, owner, lease_ms, wait_ms)
-        except GaveUp:
-            self.release(keys, owner)
-            self.tell("missed", "errors")
-            return
-        if not token:
+            hold, _ = client.call(lock.acquire)
+        except NotAcquired:
             self.tell("missed", "busy" if wait_ms == 0 else "time-out")
             return
-        if self.tell("enter", token, end) == ["too-late"]:
-            self.release(keys, owner)
+        except GaveUp:
+            self.tell("missed", "errors")
+            return
+        if self.tell("enter", hold.token, end_of(hold)) == ["too-late"]:
+            self.release(hold)
             return
         if plan == "oversleep":
             self.outstay(keys, lease_ms)
-            self.tell("wrote-late", client.write(keys[0], token, value))
+            self.tell("wrote-late", client.write(hold, value))
+            hold.ended()
             return
         self.tell("work", work)  # the register replies when others have done that much
         try:
             if plan == "touch":
-                end = now_us() + lease_ms * 1000
-                count = client.call("LOCK.TOUCH", keys[0], owner, "PX", lease_ms, *also(keys))
-                self.tell("touched", count, end)
+                try:
+                    client.call(hold.touch)
+                    self.tell("touched", len(keys), end_of(hold))
+                except Lost:
+                    self.tell("touched", 0, 0)
             elif plan == "again":
-                self.tell("again", *client.acquire(keys, owner, lease_ms, 0))
+                try:
+                    again, _ = client.call(lambda: lock.acquire(wait=0, owner=hold.owner))
+                    self.tell("again", again.token, end_of(again))
+                    again.ended()
+                except NotAcquired:
+                    self.tell("again", 0, 0)
         except GaveUp:
             self.tell("unsure", plan)
         if plan != "no-write":
-            self.tell("wrote", client.write(keys[0], token, value))
+            self.tell("wrote", client.write(hold, value))
         self.tell("leave")
-        if self.release(keys, owner) and plan == "late-write":
-            self.tell("wrote-late", client.write(keys[0], token, value))
+        if self.release(hold) and plan == "late-write":
+            self.tell("wrote-late", client.write(hold, value))
 
     def outstay(self, keys, lease_ms):
         """Returns when the lease has ended: waits for the lock as another owner."""
-        heir = uuid.uuid4().hex
         try:
-            self.client.acquire(keys, heir, lease_ms, PATIENCE_S * 500)
-            self.client.call("LOCK.RELEASE", keys[0], heir, *also(keys))
-        except GaveUp:
+            heir, _ = self.client.call(self.client.lock(keys, lease_ms, PATIENCE_S * 500).acquire)
+            self.client.call(heir.release)
+        except (GaveUp, NotAcquired):
             pass
 
-    def release(self, keys, owner):
-        disturbances = self.client.disturbances.seen
+    def release(self, hold):
         try:
-            count = self.client.call("LOCK.RELEASE", keys[0], owner, *also(keys))
+            released, once = self.client.call(hold.release)
         except GaveUp:
             self.tell("unsure", "release")
             return False
-        clean = self.client.disturbances.seen == disturbances
-        self.tell("released", count, "clean" if clean else "disturbed")
+        count = len(hold.keys) if released else 0
+        self.tell("released", count, "clean" if once else "disturbed")
         return True
 
 
+logging.getLogger("redis").addHandler(logging.NullHandler())
+logging.getLogger("redis").propagate = False
 Worker(*sys.argv[1:]).run()

@@ -64,11 +64,29 @@ class Replies(unittest.TestCase):
         self.assertEqual(lock, view.Lock(b"k", b"shared", 2))
         self.assertEqual(view.parse_lock(dict(zip(flat[::2], flat[1::2]))), lock)
 
+    def test_a_tag_is_shown_in_place_of_the_owner(self):
+        lock = view.parse_lock([b"key", b"k", b"holding", 2, b"owner", b"7c9e", b"tag", b"web-3 pid 42"])
+        self.assertEqual(view.owner_text(lock), "web-3 pid 42 +1")
+        self.assertEqual(view.owner_text(lock._replace(tag=None)), "7c9e +1")
+        self.assertEqual(view.owner_text(lock._replace(tag=b"\x1b[31m")), "\\x1b[31m +1")
+        locks = [lock, view.Lock(b"a", owner=b"x"), view.Lock(b"b", owner=b"a")]
+        self.assertEqual([each.key for each in view.sort_locks(locks, "o", False)], [b"b", b"k", b"a"])
+
+    def test_columns_of_details_that_few_need(self):
+        def shown(rows):
+            return view.optional_columns(rows)
+        self.assertEqual(shown([]), [""])
+        self.assertEqual(shown([{"owner": b"a", "weight": 1, "tag": None, "max-hold-left-ms": None}]), ["", ""])
+        self.assertEqual(shown([{"tag": b"t"}, {"client-addr": b"1:2"}]), ["FROM  TAG  ", "-     t    ", "1:2   -    "])
+        self.assertEqual(shown([{"weight": 3, "max-hold-left-ms": 0}, {}]),
+                         ["WEIGHT  CAP  ", "3       0ms  ", "-       -    "])
+
     def test_rates(self):
         def info(acquired, refused, waited, at_once):
             return {"turnstile_acquired": str(acquired), "turnstile_rejected": str(refused),
-                    "turnstile_waits": str(waited), "turnstile_acquired_immediately": str(at_once)}
-        self.assertEqual(view.rates(info(10, 0, 0, 10), info(30, 2, 8, 20), 2), (10, 1, 50))
+                    "turnstile_rejected_line_full": str(2 * refused), "turnstile_waits": str(waited),
+                    "turnstile_acquired_immediately": str(at_once)}
+        self.assertEqual(view.rates(info(10, 0, 0, 10), info(30, 2, 4, 20), 2), (10, 3, 50))
         self.assertEqual(view.rates(info(1, 1, 1, 1), info(1, 1, 1, 1), 1), (0, 0, 0))
         self.assertIsNone(view.rates(info(10, 0, 0, 10), info(3, 0, 0, 3), 1))
         self.assertIsNone(view.rates(None, info(3, 0, 0, 3), 1))
@@ -88,15 +106,17 @@ class Replies(unittest.TestCase):
 
 class Releases(unittest.TestCase):
     def test_who_may_be_hit(self):
-        asked = {(b"a", 1), (b"b", 2)}
+        asked = {(b"a", 1): None, (b"b", 2): b"tag of b"}
         self.assertIsNone(view.objection(b"k", asked, asked))
-        self.assertIsNone(view.objection(b"k", asked, {(b"a", 1)}))
-        self.assertIn("another holder now, c", view.objection(b"k", asked, asked | {(b"c", 3)}))
-        self.assertIn("another holder now, a", view.objection(b"k", asked, {(b"a", 4)}))
+        self.assertIsNone(view.objection(b"k", asked, {(b"a", 1): b"a tag by now"}))
+        self.assertIn("another holder now, c", view.objection(b"k", asked, {**asked, (b"c", 3): None}))
+        self.assertIn("another holder now, tag of c", view.objection(b"k", asked, {**asked, (b"c", 3): b"tag of c"}))
+        self.assertIn("another holder now, a", view.objection(b"k", asked, {(b"a", 4): None}))
         self.assertIn("nobody", view.objection(b"k", asked, None))
+        self.assertEqual(view.who(asked), "tag of b and 1 more")
 
     def test_question_is_short_for_long_names(self):
-        text = view.question(b"k" * 5000, {(b"o" * 256, 1)}, 80)
+        text = view.question(b"k" * 5000, {(b"o" * 256, 1): None}, 80)
         self.assertLess(len(text), 250)
         self.assertTrue(text.endswith("[y/N]"))
 

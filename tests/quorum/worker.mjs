@@ -28,7 +28,7 @@ for (;;) {
   const [order, ...cut] = await tell('next');
   if (order === 'stop') break;
   quorum.cut = new Set(cut.map(Number));
-  const hold = await quorum.acquire('quorum:register', { leaseMs, waitMs: 200 });
+  const hold = await quorum.acquire('quorum:register', { leaseMs, waitMs: 200, renew: false });
   if (!hold) continue;
   const [todo] = await tell('enter', hold.token, endOf(hold));
   if (todo === 'oversleep') {

@@ -19,10 +19,10 @@ class PartitionedQuorum(Quorum):
 
     cut = frozenset()
 
-    def ask(self, server, *command):
+    def ask(self, server, commands):
         if self.servers.index(server) in self.cut:
             raise redis.ConnectionError("cut off")
-        return super().ask(server, *command)
+        return super().ask(server, commands)
 
 
 def main(register_port, lease_ms, *urls):
@@ -45,7 +45,7 @@ def main(register_port, lease_ms, *urls):
         if order == "stop":
             break
         quorum.cut = frozenset(map(int, cut))
-        hold = quorum.acquire("quorum:register", lease_ms, wait_ms=200)
+        hold = quorum.acquire("quorum:register", lease_ms, wait_ms=200, renew=False)
         if not hold:
             continue
         [order] = tell("enter", hold.token, end_of(hold))

@@ -1,3 +1,6 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Copyright (c) 2026 The Turnstile authors
+
 // Demo shows what package turnstile can do, step by step, against a server with the module:
 //
 //	go run ./demo [host:port]
@@ -14,7 +17,7 @@ import (
 
 	"github.com/gomodule/redigo/redis"
 
-	"example/turnstile"
+	"example.org/turnstile-go/turnstile"
 )
 
 func main() {

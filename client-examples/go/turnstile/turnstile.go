@@ -1,4 +1,12 @@
-// Package turnstile is a small client for the locks of the Turnstile module, over redigo. One file, to copy.
+// SPDX-License-Identifier: BSD-3-Clause
+// Copyright (c) 2026 The Turnstile authors
+
+// Package turnstile is a small client for the locks of the Turnstile module, over redigo. One file, to copy into a
+// folder turnstile of your module; or, with the sources beside yours, without copying:
+//
+//	go mod edit -require example.org/turnstile-go@v0.0.0 -replace example.org/turnstile-go=../turnstile/client-examples/go
+//
+// and import "example.org/turnstile-go/turnstile".
 //
 //	lock := turnstile.New(pool, "table:12", turnstile.Options{Lease: 10 * time.Second, Wait: 5 * time.Second})
 //	err := lock.With(ctx, func(ctx context.Context, h *turnstile.Hold) error {
@@ -8,6 +16,9 @@
 //
 // While the work runs, the lease is renewed at each third of it. When the hold is lost, ctx is cancelled
 // and h.Err says why. Hand h.Token to every store outside that can refuse a token lower than one it has seen.
+//
+// A lock that is free is taken, and every lock is renewed and released, over connections of the pool. A call that stands
+// in line has one of its own, dialled as the pool dials, and a few of them are kept for the next ones; so is a session.
 //
 // Dial the pool's connections with time-outs (redis.DialConnectTimeout, DialReadTimeout), and set
 // DialContext rather than Dial, so that connecting can be cancelled too.
@@ -62,6 +73,9 @@ type Options struct {
 
 	Shared  bool          // together with other shared holders
 	Limit   int           // up to so many holders
+	Weight  int           // with Limit: for how many of them this one counts; 1 if not set
+	MaxLine int           // do not join a line of so many; 0: any
+	Tag     string        // what LOCK.INFO and errors show of this hold; not a secret, as the owner is
 	Session bool          // the hold also ends when this process, and so its connection, does
 	Linger  time.Duration // after a crash the lock stays closed for so much longer
 	Also    []string      // these locks too, all or none, under one token; but see Hold.Run
@@ -131,15 +145,19 @@ func (l *Lock) acquire(caller context.Context, wait time.Duration) (*Hold, error
 	waitEnd := time.Now().Add(wait)
 	ctx, cancel := context.WithDeadline(caller, waitEnd.Add(l.o.Timeout)) // longer than the wait
 	defer cancel()
-	n := line{lock: l, own: wait > 0 || l.o.Session}
+	n := line{lock: l, own: l.o.Session}
 	unsure := false // whether the server may have granted a hold that we do not know of
 	for {
 		sent := time.Now()
 		token, err := redis.Int64(n.ask(ctx, owner, time.Until(waitEnd)))
 		switch {
+		case err == redis.ErrNil && !n.own && time.Until(waitEnd) >= time.Millisecond:
+			n.close()
+			n.own = true
+			continue
 		case err == redis.ErrNil:
 			n.close()
-			return nil, ErrNotAcquired
+			return nil, l.notAcquired()
 		case err == nil && ctx.Err() == nil && time.Since(sent) < l.o.Lease/3:
 			return l.newHold(&n, owner, token, sent), nil
 		case err == nil && ctx.Err() == nil:
@@ -147,8 +165,11 @@ func (l *Lock) acquire(caller context.Context, wait time.Duration) (*Hold, error
 			// more, without waiting, starts it anew: then we know a moment that it cannot have begun before.
 			unsure, waitEnd = true, sent
 			continue
+		case err == nil:
+			unsure = true // granted too late
+			err = ctx.Err()
 		case !isReply(err):
-			unsure = n.sent
+			unsure = unsure || n.sent
 			if pause(ctx, retryPause) {
 				continue
 			}
@@ -161,16 +182,13 @@ func (l *Lock) acquire(caller context.Context, wait time.Duration) (*Hold, error
 		if caller.Err() != nil {
 			return nil, caller.Err()
 		}
-		if err == nil {
-			err = ctx.Err() // granted too late
-		}
 		return nil, translate(err)
 	}
 }
 
-// line is the connection on which a lock is asked for. A call that waits keeps its connection busy, and a
-// session ends with its connection. Such calls get a connection of their own, which also leaves the pool to
-// those who renew.
+// line is the connection on which a lock is asked for: one of the pool for a try. A call that waits keeps its
+// connection busy, and a session ends with its connection. Such calls get a connection of their own, which also leaves
+// the pool to those who renew.
 type line struct {
 	lock   *Lock
 	own    bool
@@ -196,13 +214,12 @@ func (n *line) ask(ctx context.Context, owner string, wait time.Duration) (inter
 	if timeout <= 0 { // which redigo would take for no time-out
 		return nil, context.DeadlineExceeded
 	}
-	n.sent = true
-	args := n.lock.args(owner, n.lock.options(wait)...)
 	if !n.own {
-		return redis.DoWithTimeout(n.conn, timeout, "LOCK.ACQUIRE", args...)
+		wait = 0
 	}
+	n.sent = true
 	conn, answers := n.conn, make(chan answer, 1)
-	if err := conn.Send("LOCK.ACQUIRE", args...); err != nil {
+	if err := conn.Send("LOCK.ACQUIRE", n.lock.args(owner, n.lock.options(wait)...)...); err != nil {
 		return nil, err
 	}
 	if err := conn.Flush(); err != nil {
@@ -229,23 +246,22 @@ func (n *line) leave(owner string) {
 		return // an upgrade: a release would give up the older hold too, so the wait ends with its connection
 	}
 	release := func(timeout time.Duration) { l.call(timeout, "LOCK.RELEASE", l.args(owner)...) }
-	if n.answer != nil && n.conn.Send("LOCK.RELEASE", l.args(owner)...) == nil {
+	if n.answer == nil {
+		release(l.o.Timeout)
+		return
+	}
+	if n.conn.Send("LOCK.RELEASE", l.args(owner)...) == nil {
 		n.conn.Flush() // behind the request: it may arrive when we have gone
 	}
-	for end := time.Now().Add(l.o.Timeout); ; {
-		left := time.Until(end)
-		if left <= 0 {
-			return
-		}
-		release(left)
-		if n.answer == nil {
-			return
-		}
+	for end := time.Now().Add(l.o.Timeout); time.Until(end) > 0; {
+		release(time.Until(end))
 		select {
 		case a := <-n.answer:
+			n.answer = nil
 			if a.err == nil && a.reply != nil {
 				release(l.o.Timeout) // granted after all
 			}
+			redis.ReceiveWithTimeout(n.conn, l.o.Timeout) // of the release: then the connection is as good as before
 			return
 		case <-time.After(retryPause): // perhaps the release has overtaken the request: then it did nothing
 		}
@@ -257,15 +273,11 @@ func (n *line) connect(ctx context.Context) (err error) {
 		return nil
 	}
 	n.close()
-	pool := n.lock.pool
 	var conn redis.Conn
-	switch {
-	case !n.own:
-		conn, err = pool.GetContext(ctx)
-	case pool.DialContext != nil:
-		conn, err = pool.DialContext(ctx)
-	default:
-		conn, err = pool.Dial()
+	if n.own {
+		conn, err = takeWaiting(ctx, n.lock.pool)
+	} else {
+		conn, err = n.lock.pool.GetContext(ctx)
 	}
 	if err == nil {
 		n.conn = conn
@@ -273,23 +285,143 @@ func (n *line) connect(ctx context.Context) (err error) {
 	return err
 }
 
+// close gives the connection back, if nothing is left unread on it.
 func (n *line) close() {
-	if n.conn != nil {
-		n.conn.Close()
-		n.conn = nil
+	conn, answers := n.conn, n.answer
+	n.conn, n.answer = nil, nil
+	switch {
+	case conn == nil:
+	case n.own && (n.lock.o.Session || answers != nil || conn.Err() != nil):
+		conn.Close()
+	case n.own:
+		keepWaiting(n.lock.pool, conn)
+	case answers != nil:
+		// The pool reads what is unread before it takes a connection back, and another goroutine may still do so.
+		go func() {
+			<-answers
+			conn.Close()
+		}()
+	default:
+		conn.Close()
 	}
+}
+
+// The connections that have waited and are kept for the next ones, for a minute at most: after that nothing is left of
+// a pool that nobody uses any more.
+const (
+	keepIdle = 4
+	keepTime = time.Minute
+)
+
+var idle = struct {
+	sync.Mutex
+	conns map[*redis.Pool][]redis.Conn // the last one is the youngest
+}{conns: map[*redis.Pool][]redis.Conn{}}
+
+func takeWaiting(ctx context.Context, pool *redis.Pool) (redis.Conn, error) {
+	idle.Lock()
+	if conns := idle.conns[pool]; len(conns) > 0 {
+		conn := conns[len(conns)-1]
+		idle.conns[pool] = conns[:len(conns)-1]
+		idle.Unlock()
+		return conn, nil
+	}
+	idle.Unlock()
+	if pool.DialContext != nil {
+		return pool.DialContext(ctx)
+	}
+	return pool.Dial()
+}
+
+func keepWaiting(pool *redis.Pool, conn redis.Conn) {
+	idle.Lock()
+	defer idle.Unlock()
+	if len(idle.conns[pool]) >= keepIdle {
+		conn.Close()
+		return
+	}
+	idle.conns[pool] = append(idle.conns[pool], conn)
+	time.AfterFunc(keepTime, func() { dropIdle(pool, conn) })
+}
+
+// CloseIdle closes the connections that have waited and are kept for the next ones. Call it when you have closed the
+// pool; if you do not, they close by themselves after a minute.
+func CloseIdle(pool *redis.Pool) {
+	idle.Lock()
+	defer idle.Unlock()
+	for _, conn := range idle.conns[pool] {
+		conn.Close()
+	}
+	delete(idle.conns, pool)
+}
+
+// dropIdle closes the connection, unless it is in use.
+func dropIdle(pool *redis.Pool, conn redis.Conn) {
+	idle.Lock()
+	defer idle.Unlock()
+	for i, c := range idle.conns[pool] {
+		if c == conn {
+			idle.conns[pool] = append(idle.conns[pool][:i:i], idle.conns[pool][i+1:]...)
+			conn.Close()
+			break
+		}
+	}
+	if len(idle.conns[pool]) == 0 {
+		delete(idle.conns, pool)
+	}
+}
+
+// notAcquired says who has the lock and for how long, by the tags: an owner is a proof, so it is not shown.
+func (l *Lock) notAcquired() error {
+	for _, key := range l.keys() {
+		info := fields(l.call(l.o.Timeout, "LOCK.INFO", key))
+		holders, _ := redis.Values(info["holders"], nil)
+		if len(holders) == 0 {
+			continue
+		}
+		first := fields(holders[0], nil)
+		who, err := redis.String(first["tag"], nil)
+		if err != nil {
+			who = "another owner"
+		}
+		left, _ := redis.Int64(first["lease-left-ms"], nil)
+		waiting, _ := redis.Int64(info["waiting"], nil)
+		return fmt.Errorf("%w: %s is held by %s for another %d ms, %d wait", ErrNotAcquired, key, who, left, waiting)
+	}
+	return ErrNotAcquired
+}
+
+// fields makes a map of a reply; an empty one if it cannot.
+func fields(reply interface{}, err error) map[string]interface{} {
+	m := map[string]interface{}{}
+	values, err := redis.Values(reply, err)
+	for i := 0; err == nil && i+1 < len(values); i += 2 {
+		if name, err := redis.String(values[i], nil); err == nil {
+			m[name] = values[i+1]
+		}
+	}
+	return m
 }
 
 func (l *Lock) options(wait time.Duration) []interface{} {
 	options := []interface{}{"PX", l.o.Lease.Milliseconds()}
 	if ms := wait.Milliseconds(); ms > 0 {
 		options = append(options, "WAIT", ms)
+		if l.o.MaxLine > 0 {
+			options = append(options, "MAXLINE", l.o.MaxLine)
+		}
 	}
 	if l.o.Shared {
 		options = append(options, "SHARED")
 	}
 	if l.o.Limit > 0 {
 		options = append(options, "LIMIT", l.o.Limit)
+	}
+	if l.o.Weight > 0 {
+		options = append(options, "WEIGHT", l.o.Weight)
+	}
+	if l.o.Tag != "" {
+		options = append(options, "TAG", l.o.Tag)
 	}
 	if l.o.Session {
 		options = append(options, "SESSION")

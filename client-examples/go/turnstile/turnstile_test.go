@@ -1,3 +1,6 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Copyright (c) 2026 The Turnstile authors
+
 package turnstile_test
 
 // Each test talks to a real server with the module: TURNSTILE_MODULE and REDIS_SERVER name them.
@@ -22,7 +25,7 @@ import (
 
 	"github.com/gomodule/redigo/redis"
 
-	"example/turnstile"
+	"example.org/turnstile-go/turnstile"
 )
 
 const (
@@ -96,16 +99,85 @@ func TestWaitingInLine(t *testing.T) {
 	}
 }
 
+// A lock that is free needs the pool only, and whoever waits in line a connection that was used so before.
+func TestConnectionsAreUsedAgain(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	lock := turnstile.New(s.pool, "k", turnstile.Options{Wait: patience})
+	want(t, acquire(t, lock).Release())
+	before := s.connections()
+	for i := 0; i < 30; i++ {
+		want(t, lock.With(ctx, func(context.Context, *turnstile.Hold) error { return nil }))
+		first := acquire(t, lock)
+		_, err := lock.TryAcquire(ctx)
+		wantError(t, err, turnstile.ErrNotAcquired)
+		want(t, first.Release())
+	}
+	wantEqual(t, s.connections(), before)
+	wantEqual(t, s.clients("laddr="), 1+s.pool.ActiveCount()) // the operator's and the pool's
+
+	// One that gets the lock, one whose wait runs out, one that is cancelled: all use the same.
+	short := turnstile.New(s.pool, "k", turnstile.Options{Wait: 2 * time.Millisecond})
+	for i := 0; i < 15; i++ {
+		s.do("LOCK.ACQUIRE", "k", "other", "PX", 60000)
+		_, err := short.Acquire(ctx)
+		wantError(t, err, turnstile.ErrNotAcquired)
+		waiting, cancel := context.WithCancel(ctx)
+		cancelled := s.waiter(waiting, lock)
+		s.awaitInfo(t, "waiters", 1)
+		cancel()
+		if r := <-cancelled; r.err != context.Canceled {
+			t.Fatalf("got %v", r.err)
+		}
+		served := s.waiter(ctx, lock)
+		s.awaitInfo(t, "waiters", 1)
+		s.do("LOCK.RELEASE", "k", "other")
+		want(t, (<-served).hold.Release())
+	}
+	// One that waits, and as many of the pool as are busy at a time.
+	if n := s.connections() - before; n > 3 {
+		t.Errorf("%d new connections for 45 waits", n)
+	}
+
+	// Many at a time: as many connections, but only a few are kept.
+	s.do("LOCK.ACQUIRE", "k", "other", "PX", 60000)
+	var all []<-chan result
+	for i := 0; i < 12; i++ {
+		all = append(all, s.waiter(ctx, turnstile.New(s.pool, "k", turnstile.Options{Wait: patience, Limit: 12})))
+	}
+	s.awaitInfo(t, "waiters", 12)
+	s.do("LOCK.RELEASE", "k", "other")
+	for _, one := range all {
+		want(t, (<-one).hold.Release())
+	}
+	await(t, "four are kept", func() bool { return s.clients("laddr=") == 1+s.pool.ActiveCount()+4 })
+	turnstile.CloseIdle(s.pool)
+	await(t, "none is kept", func() bool { return s.clients("laddr=") == 1+s.pool.ActiveCount() })
+	s.do("LOCK.ACQUIRE", "k", "other", "PX", 60000)
+	served := s.waiter(ctx, lock)
+	s.awaitInfo(t, "waiters", 1)
+	s.do("LOCK.RELEASE", "k", "other")
+	want(t, (<-served).hold.Release())
+
+	// Those that the server has closed meanwhile do no harm.
+	s.do("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+	s.do("LOCK.ACQUIRE", "k", "other", "PX", 60000)
+	served = s.waiter(ctx, lock)
+	s.awaitInfo(t, "waiters", 1)
+	s.do("LOCK.RELEASE", "k", "other")
+	want(t, (<-served).hold.Release())
+}
+
 // A grant after a wait that was longer than the lease must not look as if it were over already.
 func TestALongWaitForAShortLease(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
-	s.do("LOCK.ACQUIRE", "k", "other", "PX", 600)
-	hold := acquire(t, turnstile.New(s.pool, "k", turnstile.Options{Lease: 200 * time.Millisecond, Wait: patience}))
+	s.do("LOCK.ACQUIRE", "k", "other", "PX", 1200)
+	hold := acquire(t, turnstile.New(s.pool, "k", turnstile.Options{Lease: 600 * time.Millisecond, Wait: patience}))
 	select {
 	case <-hold.Done():
 		t.Error(hold.Err())
-	case <-time.After(500 * time.Millisecond):
+	case <-time.After(900 * time.Millisecond):
 	}
 	want(t, hold.Release())
 	wantEqual(t, s.info("reacquired"), 1)
@@ -428,15 +500,7 @@ func TestCancellationAtTheGrant(t *testing.T) {
 		for i := 0; i < 40; i++ {
 			s.do("LOCK.ACQUIRE", "k", "other", "PX", 60000)
 			waiting, cancel := context.WithCancel(ctx)
-			type result struct {
-				hold *turnstile.Hold
-				err  error
-			}
-			results := make(chan result)
-			go func() {
-				hold, err := lock.Acquire(waiting)
-				results <- result{hold, err}
-			}()
+			results := s.waiter(waiting, lock)
 			s.awaitInfo(t, "waiters", 1)
 			go cancel()
 			s.do("LOCK.RELEASE", "k", "other")
@@ -723,6 +787,23 @@ func TestModes(t *testing.T) {
 	doesNotFit("shared", shared)
 	want(t, writer.Release())
 
+	heavy := fits("weight", turnstile.Options{Limit: 3, Weight: 2, Tag: "alice"})
+	_, err := try("weight", turnstile.Options{Limit: 3, Weight: 2})
+	wantError(t, err, turnstile.ErrNotAcquired)
+	if text := err.Error(); !strings.Contains(text, "weight is held by alice for another ") || strings.Contains(text, heavy.Owner) {
+		t.Error(text)
+	}
+	fits("weight", turnstile.Options{Limit: 3})
+	s.do("LOCK.ACQUIRE", "line", "other", "PX", 60000)
+	waiting := s.waiter(ctx, turnstile.New(s.pool, "line", turnstile.Options{Wait: patience}))
+	s.awaitInfo(t, "waiters", 1)
+	start := time.Now()
+	_, err = turnstile.New(s.pool, "line", turnstile.Options{Wait: patience, MaxLine: 1}).Acquire(ctx)
+	wantError(t, err, turnstile.ErrNotAcquired)
+	wantBetween(t, time.Since(start), 0, slack)
+	s.do("LOCK.RELEASE", "line", "other")
+	want(t, (<-waiting).hold.Release())
+
 	limit := turnstile.Options{Limit: 2}
 	fits("limit", limit)
 	second := fits("limit", limit)
@@ -893,10 +974,35 @@ func (s *server) awaitInfo(t *testing.T, field string, value int64) {
 	await(t, fmt.Sprintf("%s:%d", field, value), func() bool { return s.info(field) == value })
 }
 
-// sessions counts the connections that acquired a lock and did nothing since.
-func (s *server) sessions() int {
+// clients counts the connections of which CLIENT LIST says this.
+func (s *server) clients(what string) int {
 	text, _ := redis.String(s.do("CLIENT", "LIST"), nil)
-	return strings.Count(strings.ToLower(text), " cmd=lock.acquire ")
+	return strings.Count(strings.ToLower(text), " "+what)
+}
+
+// sessions counts the connections that acquired a lock and did nothing since.
+func (s *server) sessions() int { return s.clients("cmd=lock.acquire ") }
+
+// connections is how many there have ever been.
+func (s *server) connections() (n int64) {
+	text, _ := redis.String(s.do("INFO", "stats"), nil)
+	fmt.Sscanf(text[strings.Index(text, "total_connections_received:"):], "total_connections_received:%d", &n)
+	return n
+}
+
+type result struct {
+	hold *turnstile.Hold
+	err  error
+}
+
+// waiter acquires the lock in a goroutine.
+func (s *server) waiter(ctx context.Context, lock *turnstile.Lock) <-chan result {
+	results := make(chan result, 1)
+	go func() {
+		hold, err := lock.Acquire(ctx)
+		results <- result{hold, err}
+	}()
+	return results
 }
 
 // blockedClient is the id of a client that waits.
@@ -934,7 +1040,7 @@ func startProxy(t *testing.T, address string) *proxy {
 	p := &proxy{pool: newPool(t, listener.Addr().String())}
 	var all sync.WaitGroup
 	all.Add(1)
-	t.Cleanup(func() { p.pool.Close(); listener.Close(); all.Wait() })
+	t.Cleanup(func() { p.pool.Close(); turnstile.CloseIdle(p.pool); listener.Close(); all.Wait() })
 	go func() {
 		defer all.Done()
 		for {

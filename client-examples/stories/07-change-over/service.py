@@ -16,7 +16,7 @@ import redis
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import story
-import turnstile
+import turnstile_lock
 
 LEASE = 5.0
 stopping = False
@@ -32,7 +32,7 @@ def main(way, url, folder, *locks):
     server = redis.Redis.from_url(url)
     ways = {
         "redis-py": lambda lock: server.lock(lock, timeout=LEASE, sleep=0.005),
-        "turnstile": lambda lock: turnstile.Lock(server, lock, lease=LEASE, wait=5.0),
+        "turnstile": lambda lock: turnstile_lock.Lock(server, lock, lease=LEASE, wait=5.0),
         "nothing": lambda lock: contextlib.nullcontext(),
     }
     while not stopping:

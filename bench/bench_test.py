@@ -24,6 +24,7 @@ import counter  # noqa: E402
 import instructions  # noqa: E402
 import modes  # noqa: E402
 import plot  # noqa: E402
+import queued  # noqa: E402
 import run  # noqa: E402
 import valkey  # noqa: E402
 
@@ -46,7 +47,7 @@ class PlotTest(unittest.TestCase):
         return [element.text for element in root.iter(f"{SVG}text")]
 
     def bars(self, *rows, **options):
-        return self.draw(plot.bars("a title", rows, **options))
+        return self.draw(plot.bars("a title", rows, "the axis", **options))
 
     def lines(self, log_x=False, log_y=False, **series):
         return self.draw(plot.lines("a title", series, "the x", "the y", log_x, log_y))
@@ -66,6 +67,18 @@ class PlotTest(unittest.TestCase):
                         rows = [(f"row {i}", value, value / 2, value * 2)
                                 for i, value in enumerate(values)]
                         self.bars(*rows, reference=reference, log=log)
+
+    def test_axes_are_labelled(self):
+        self.assertIn("the axis", self.bars(("a", 1, None, None)))
+        self.assertIn("the axis (logarithmic scale)", self.bars(("a", 1, None, None), log=True))
+        texts = self.lines(log_y=True, a=[(1, 1), (2, 2)])
+        self.assertIn("the x", texts)
+        self.assertIn("the y (logarithmic scale)", texts)
+
+    def test_no_bar_begins_at_a_value_other_than_zero(self):
+        rows = [("a", 2000, 1500, 2500), ("b", 90000, None, None)]
+        self.assertIn("<rect", plot.bars("a title", rows, "the axis"))
+        self.assertNotIn('height="18"', plot.bars("a title", rows, "the axis", log=True))
 
     def test_nothing_to_show(self):
         self.assertIn("not measured", self.bars())
@@ -105,14 +118,14 @@ class PlotTest(unittest.TestCase):
     def test_text_is_escaped(self):
         name = "<b> & \"quoted\" 'too' \x00\x1b ü 锁"
         shown = name.replace("\x00", "\ufffd").replace("\x1b", "\ufffd")
-        self.assertIn(shown, self.draw(plot.bars(name, [(name, 1, None, None)])))
+        self.assertIn(shown, self.draw(plot.bars(name, [(name, 1, None, None)], name)))
         self.assertIn(f"{shown} 1.00", self.draw(plot.lines(name, {name: [(1, 1)]}, name, name)))
 
     def test_long_text_is_wrapped(self):
         texts = self.bars(("an owner-checked release by EVALSHA after an acquire with fencing",
                            1, None, None))
         self.assertNotIn("an owner-checked release by EVALSHA after an acquire with fencing", texts)
-        self.draw(plot.bars("many words " * 30, [("word" * 50, 1, None, None)]))
+        self.draw(plot.bars("many words " * 30, [("word" * 50, 1, None, None)], "word " * 40))
 
     def test_figures(self):
         figures = {0: "0", 1: "1.00", 0.267: "0.27", 0.0123: "0.012", 12.34: "12.3", 999.6: "1,000",
@@ -260,6 +273,64 @@ class InstructionsTest(unittest.TestCase):
                       valkey.report(data).markdown)
 
 
+class QueuedTest(unittest.TestCase):
+    def setUp(self):
+        self.data = {
+            "waiters": 1000, "rounds": {"storms": 3, "hand_over": 3},
+            "storms": {lines: {end: [storm() for _ in range(3)] for end in ends}
+                       for lines, ends in queued.STORMS.items()},
+            "controls": [{name: measured_phase() for name in queued.CONTROLS} for _ in range(3)],
+            "hand_over": {"count": 10, "runs": {
+                str(waiters): {way: [{"p50_us": 10.0, "p99_us": 20.0, "cpu_us": 5.0 + k}
+                                     for k in range(3)] for way in queued.WAYS}
+                for waiters in queued.HAND_OVER_WAITERS}},
+        }
+
+    def test_every_phase_is_one_that_is_measured(self):
+        for lines, phases in queued.PHASES.items():
+            self.assertLessEqual({end for end, _ in phases}, set(queued.STORMS[lines]))
+
+    def test_memory(self):
+        self.assertEqual(set(queued.bytes_each(self.data, "one")), {900.0})
+        self.assertEqual(queued.bytes_bound(self.data), (700.0, 200.0))
+        self.data["storms"]["many"]["leases"][1]["memory_end"] = 1_040_000
+        self.assertAlmostEqual(max(queued.kept(self.data)), 0.04)
+
+    def test_the_worst_stall_is_that_of_a_phase_not_of_a_round(self):
+        for run_, longest in zip(self.data["storms"]["many"]["release"], (9.0, 7.0, 100.0)):
+            run_["end"]["cpu_max_ms"] = longest
+        self.data["storms"]["many"]["time-out"][0]["end"]["cpu_max_ms"] = 50.0
+        for run_ in self.data["storms"]["many"]["leases"]:
+            run_["lost"]["cpu_max_ms"] = 30.0
+        self.assertEqual(queued.worst_stall(self.data, by_leases=False),
+                         ("a line each, LOCK.RELEASE by all who wait", 9.0))
+        self.assertEqual(queued.worst_stall(self.data, by_leases=True)[1], 30.0)
+
+    def test_goals_and_report(self):
+        for run_, cpu in zip(self.data["hand_over"]["runs"]["100"]["pubsub"], (50.0, 120.0, 140.0)):
+            run_["cpu_us"] = cpu
+        goals = queued.goals(self.data)
+        self.assertEqual([goal.measured for goal in goals],
+                         ["900", "900", "1.00", "2.0", "2.0", "1.00", "0.050"])
+        markdown = queued.report(self.data).markdown
+        self.assertIn("| one line: time-outs, all at once | 2,000 | 100 | 2.00 | 1.00 | 3.00 |",
+                      markdown)
+        self.assertIn("| nothing |  |  | 2.00 | 1.00 | 3.00 |", markdown)
+        self.assertIn("A waiter takes 900 bytes of used_memory in one line", markdown)
+
+
+def measured_phase():
+    return {"seconds": 0.5, "cpu_s": 0.1, "pings": 9, "wall_p99_ms": 1.5, "wall_max_ms": 3.0,
+            "cpu_p99_ms": 1.0, "cpu_max_ms": 2.0}
+
+
+def storm():
+    """A run of bench/queued.cc with all phases and points that any has."""
+    return {"memory_start": 1_000_000, "memory_held": 1_200_000, "memory_waiting": 2_100_000,
+            "memory_granted": 1_700_000, "memory_end": 1_000_000,
+            **{name: measured_phase() for name in ("enter", "end", "release_holds", "lost")}}
+
+
 class NumberThatActs(int):
     """A number of operations, as the act that does so many."""
 
@@ -300,7 +371,7 @@ def fake_part(value):
         rows = [("Turnstile", data["value"], None, None)]
         name = f"fake-{data['value']}.svg"
         return common.Report(f"A line, {data['1']}.\n\n![A plot]({name})\n\n",
-                             {name: plot.bars("A plot", rows)})
+                             {name: plot.bars("A plot", rows, "an axis")})
 
     return types.SimpleNamespace(
         TITLE=f"Fake {value}", SECONDS=1, run=measure, report=report,

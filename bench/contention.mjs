@@ -6,7 +6,7 @@
 // connection of its own, and they hold the lock for 0 or 1 ms, because Node's timers know no less.
 //
 //   plain            LOCK.ACQUIRE … WAIT and LOCK.RELEASE
-//   turnstile        client-examples/node/turnstile.mjs, which opens a connection for each wait
+//   turnstile        client-examples/node/turnstile.mjs, whose short waits block a connection too
 //   redlock          with its own delays; its retries do not end
 //   redis-semaphore  its Mutex, with its own delays; it has a minute to acquire
 //

@@ -238,7 +238,7 @@ def report(data):
     sections.append("With no think time a client that polls, and has just released, gets the lock "
                     "again at once: many acquisitions, by few clients.\n")
     sections.append("![Acquisitions per second](contention-rate.svg)\n\n"
-                    "![The wait that 99 of 100 stay under](contention-p99.svg)\n")
+                    "![p99 wait](contention-p99.svg)\n")
     sections += ["### In Node\n", *node_sections(data)]
     sections += ["### Hand-over\n", hand_over_section(data["hand_over"])]
     return common.Report("\n".join(sections), plots(data))
@@ -318,10 +318,10 @@ def hand_over_section(measured):
 def plots(data):
     runs = data["threads"]["runs"]["10"]
 
-    def bars(title, figure, unit, log):
+    def bars(title, figure, axis, unit, log):
         spreads = {name: common.spread(figures(runs[way], figure)) for way, name in WAYS.items()}
         rows = [(name, it["median"], it["q1"], it["q3"]) for name, it in spreads.items()]
-        return plot.bars(title, rows, unit=unit, log=log)
+        return plot.bars(title, rows, axis, unit=unit, log=log)
 
     series = {}
     for way, lines in data["hand_over"].items():
@@ -329,10 +329,12 @@ def plots(data):
                              for place, at in enumerate(lines) if place != AGAIN]
     return {
         "contention-rate.svg": bars(
-            "Acquisitions per second: 50 clients, one lock, think 0 to 10 ms", "rate", "", False),
+            "Acquisitions: 50 clients, one lock, think time 0 to 10 ms", "rate",
+            "acquisitions per second", "", False),
         "contention-p99.svg": bars(
-            "99 of 100 waits are shorter: 50 clients, one lock, think 0 to 10 ms", "p99", "ms",
+            "p99 wait: 50 clients, one lock, think time 0 to 10 ms", "p99", "p99 wait, ms", "ms",
             True),
         "contention-hand-over.svg": plot.lines(
-            "CPU time of the server for a hand-over", series, "waiting clients", "µs", log_x=True),
+            "Server CPU per hand-over", series, "waiting clients", "server CPU per hand-over, µs",
+            log_x=True),
     }

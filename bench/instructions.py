@@ -277,14 +277,14 @@ def report(data):
         "those of servers with the same seed; those of the next section are "
         f"{statistics.median(both):.2%} apart from seed to seed (median), {max(both):.2%} at "
         "most.\n",
-        "### What it costs others\n", others_section(data),
-        "### What it takes to lock\n", own_section(data),
-        "### Hand-over, in instructions\n", hand_over_section(data),
+        "### Cost to other clients\n", others_section(data),
+        "### Cost of acquire and release\n", own_section(data),
+        "### Hand-over\n", hand_over_section(data),
         "### Growth\n", growth_section(data["growth"])]
     bars = [(mode.title, ratio(data, name, "set-del", "16"), None, None)
             for name, mode in PAIRS.items()]
-    svg = plot.bars("Instructions per pair, ratio to SET NX PX + DEL in a server without the "
-                    "module (pipeline 16)", bars, reference=1)
+    svg = plot.bars("Instructions per acquire and release (pipeline 16)", bars,
+                    "ratio to SET NX PX + DEL in a server without the module", reference=1)
     return common.Report("\n".join(sections), {"instructions.svg": svg,
                                                "growth.svg": growth_plot(data["growth"])})
 
@@ -359,7 +359,7 @@ def growth_section(growth):
     return ("Instructions while there are n, 2n and 4n of something. What locks on the server cost "
             "is under [Many locks](#many-locks).\n\n"
             + common.table(["operation", "n", "2n", "4n", "2n / n", "4n / n"], rows)
-            + "\n![Instructions while something grows](growth.svg)\n")
+            + "\n![Growth of instructions](growth.svg)\n")
 
 
 def growth_plot(growth):
@@ -369,8 +369,9 @@ def growth_plot(growth):
         first = growth[what][0]
         series[f"{title}, {first['size']:,} to {growth[what][-1]['size']:,}"] = [
             (row["size"] / first["size"], row[name] / first[name]) for row in growth[what]]
-    return plot.lines("Instructions of a pair or a hand-over while something grows", series,
-                      "times as many", "times the instructions", log_x=True)
+    return plot.lines("Growth of instructions per pair or hand-over", series,
+                      "n, relative to the smallest", "instructions, relative to the smallest n",
+                      log_x=True)
 
 
 # --- Where they go ------------------------------------------------------------------------------

@@ -249,5 +249,6 @@ def report(data):
         "waits for a disk waits for the one of the temporary folder.\n\n"
         f"{common.table(header, rows)}\n{DIFFERENCES}\n"
         "![Pairs per second on different systems](others.svg)\n")
-    svg = plot.bars(f"Pairs per second, {data['clients']} clients", bars, log=True)
+    svg = plot.bars(f"Acquire and release of free locks, {data['clients']} clients", bars,
+                    "pairs per second", log=True)
     return common.Report(markdown, {"others.svg": svg})

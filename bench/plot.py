@@ -25,9 +25,10 @@ DARK += ["#58a6ff", "#f0883e", "#3fb950", "#bc8cff", "#d29922", "#f778ba"]
 SERIES = len(LIGHT) - 5
 
 
-def bars(title, rows, unit="", reference=None, log=False):
-    """Horizontal bars. rows: (label, value, low, high), low and high (quartiles) may be None.
-    `reference` is a value at which a line is drawn, such as 1 for a ratio."""
+def bars(title, rows, axis, unit="", reference=None, log=False):
+    """Horizontal bars; on a logarithmic scale, which has no zero for a bar to begin at, points.
+    rows: (label, value, low, high), low and high (quartiles) may be None. `axis` says what is
+    shown. `reference` is a value at which a line is drawn, such as 1 for a ratio."""
     figures = [[number(value) for value in row[1:]] for row in rows]
     known = [value for row in figures for value in [*row, number(reference)] if value is not None]
     if not any(row[0] is not None for row in figures):
@@ -37,7 +38,10 @@ def bars(title, rows, unit="", reference=None, log=False):
     left = EDGE + max(width(line) for label in labels for line in label) + 10
     scale = Scale(known, log, left, left + PLOT, lambda tick: width(tick, SMALL) + 12)
     heights = [max(30, len(label) * LINE + 10) for label in labels]
-    picture = Picture(title, left + PLOT + EDGE + 10 + max(map(width, values)))
+    axis = with_scale(axis, scale)
+    picture = Picture(title, max(left + PLOT + EDGE + 10 + max(map(width, values)),
+                                 left + PLOT / 2 + width(axis, SMALL) / 2 + EDGE,
+                                 width(axis, SMALL) + 2 * EDGE))
     top = picture.height + (LINE if number(reference) is not None else 0)
     bottom = top + sum(heights)
     for value, tick in scale.ticks:
@@ -53,10 +57,15 @@ def bars(title, rows, unit="", reference=None, log=False):
                          "end")
         end = scale.zero
         if value is not None:
-            start, end = sorted((scale.zero, scale(value)))
             kind = "fill0" if is_ours(row[0]) or not ours else "others"
-            picture.add(f'<rect class="{kind}" x="{short(start)}" y="{short(middle - 9)}" '
-                        f'width="{short(end - start)}" height="18"/>')
+            start, end = sorted((scale.zero, scale(value)))
+            if scale.log:
+                picture.add(f'<circle class="{kind}" cx="{short(end)}" cy="{short(middle)}" '
+                            'r="6"/>')
+                end += 6
+            else:
+                picture.add(f'<rect class="{kind}" x="{short(start)}" y="{short(middle - 9)}" '
+                            f'width="{short(end - start)}" height="18"/>')
         if value is not None and low is not None and high is not None:
             x1, x2 = sorted((scale(low), scale(high)))
             end = max(end, x2)
@@ -70,7 +79,9 @@ def bars(title, rows, unit="", reference=None, log=False):
         picture.text("small", scale(reference), top - 7, tick_text(reference), "middle")
     for x, y, text in texts:  # over the lines
         picture.text("value", x, y, text)
-    picture.height = bottom + LINE + 4
+    picture.text("small", max(left + PLOT / 2, EDGE + width(axis, SMALL) / 2), bottom + 2 * LINE,
+                 axis, "middle")
+    picture.height = bottom + 2 * LINE + 4
     return picture.svg()
 
 
@@ -89,6 +100,7 @@ def lines(title, series, x_label, y_label, log_x=False, log_y=False):
                     lambda tick: width(tick, SMALL) + 12, from_zero=False)
     y_scale = Scale([y for pairs in points.values() for _, y in pairs], log_y, high, 0,
                     lambda tick: 2 * LINE)
+    x_label, y_label = with_scale(x_label, x_scale), with_scale(y_label, y_scale)
     left = EDGE + max(width(tick, SMALL) for _, tick in y_scale.ticks) + 8
     ends = {name: wrap(f"{name} {figure(pairs[-1][1])}", LABEL) for name, pairs in points.items()}
     right = left + PLOT + 24
@@ -155,6 +167,11 @@ def figure(value):
     if size >= 10:
         return f"{value:.1f}"
     return f"{value:.{2 if size >= 0.1 else 1 - math.floor(math.log10(size))}f}"
+
+
+def with_scale(label, scale):
+    """The label of an axis."""
+    return f"{label} (logarithmic scale)" if scale.log else label
 
 
 def with_unit(value, unit):

@@ -23,7 +23,8 @@ import time
 import common
 from common import say
 
-PARTS = ("instructions", "valkey", "throughput", "contention", "scale", "others")
+PARTS = ("instructions", "valkey", "throughput", "contention", "queued", "clients", "scale",
+         "others")
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 
 

@@ -394,6 +394,6 @@ def report(data):
         ["locks held", *(MODES[mode].title for mode in KINDS), "ratio", "quartiles",
          *(f"bytes, {KINDS[mode]}" for mode in KINDS)], rows)
     markdown += "\n![Server CPU for a pair while locks are held](scale.svg)\n"
-    svg = plot.lines("Server CPU for a pair while so many locks are held", lines, "locks held",
-                     f"over that among {measured[0]['size']:,}", log_x=True)
+    svg = plot.lines("Server CPU per pair with many locks held", lines, "locks held",
+                     f"server CPU, relative to that with {measured[0]['size']:,} locks", log_x=True)
     return common.Report(markdown, {"scale.svg": svg})

@@ -149,6 +149,6 @@ def report(data):
         if mode != BASELINE:
             rate = data["pipelines"]["16"]["modes"][mode]["rate"]
             bars.append((name, rate["median"], rate["q1"], rate["q3"]))
-    svg = plot.bars("Pairs per second, ratio to SET NX PX + DEL (50 clients, pipeline 16)", bars,
-                    reference=1)
+    svg = plot.bars("Throughput of acquire and release (50 clients, pipeline 16)", bars,
+                    "pairs per second, ratio to SET NX PX + DEL", reference=1)
     return common.Report(markdown, {"throughput.svg": svg})

@@ -12,7 +12,8 @@
 #   docker run --rm -v modules:/modules turnstile-module /modules/
 
 # The base images, named here only. To pin one, pass it with its digest: debian:bookworm-slim@sha256:…
-# The build image stays Debian 12 for every server: the module is that of the release, byte by byte.
+# The build image stays Debian 12 for every server: with the same version of GCC the module is that of
+# the release, byte by byte.
 ARG BUILD_IMAGE=debian:bookworm-slim
 ARG SERVER_IMAGE=debian:bookworm-slim
 
@@ -24,7 +25,8 @@ RUN script/bootstrap \
 COPY . .
 RUN cmake --preset release -DBUILD_TESTING=OFF -DCMAKE_MODULE_LINKER_FLAGS=-s \
     && cmake --build build \
-    && cmake --install build --prefix /out
+    && cmake --install build --prefix /out \
+    && mkdir /modules
 
 # busybox is there for cp. It keeps the execute bit, without which servers refuse a module.
 FROM scratch AS module
@@ -32,6 +34,8 @@ COPY --from=build /out/lib/redis/modules/turnstile.so /turnstile.so
 COPY --from=build /src/LICENSE /src/packaging/NOTICE /licenses/
 COPY --from=build /usr/share/doc/busybox-static/copyright /licenses/busybox
 COPY --from=build /bin/busybox /bin/cp
+# A new volume gets the owner of the folder on which it is mounted.
+COPY --from=build --chown=65534:65534 /modules /modules
 USER 65534:65534
 ENTRYPOINT ["/bin/cp", "/turnstile.so"]
 CMD ["/modules/"]

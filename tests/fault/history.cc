@@ -2,13 +2,18 @@
 
 #include <array>
 #include <istream>
+#include <nlohmann/json.hpp>
 #include <ostream>
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
 
 namespace turnstile::fault {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr std::array<std::string_view, 7> kVerbs = {"acquire", "release", "touch", "fence",
                                                     "write",   "close",   "loss"};
@@ -16,20 +21,105 @@ constexpr std::array<std::string_view, 6> kAnswers = {"token", "null",  "yes",
                                                       "no",    "error", "lost"};
 constexpr std::array<std::string_view, 3> kSharings = {"exclusive", "shared", "limit"};
 constexpr std::array<std::string_view, 4> kMarks = {"unavailable", "forced", "lossy", "step"};
-// The flags of an operation, each a letter or a dot.
-constexpr std::string_view kFlags = "srxdcbnh";
 
-template <typename Enum, size_t kSize>
-std::string_view NameOf(Enum value, const std::array<std::string_view, kSize>& names) {
-  return names.at(static_cast<size_t>(value));
+const auto& NamesOf(Verb) { return kVerbs; }
+const auto& NamesOf(Answer) { return kAnswers; }
+const auto& NamesOf(Sharing) { return kSharings; }
+const auto& NamesOf(Mark::Kind) { return kMarks; }
+
+template <typename Enum>
+std::string_view NameOf(Enum value) {
+  return NamesOf(value).at(static_cast<size_t>(value));
 }
 
-template <typename Enum, size_t kSize>
-Enum Named(const std::string& name, const std::array<std::string_view, kSize>& names) {
-  for (size_t i = 0; i < kSize; i++) {
+template <typename Enum>
+Enum Named(const std::string& name) {
+  const auto& names = NamesOf(Enum());
+  for (size_t i = 0; i < names.size(); i++) {
     if (names.at(i) == name) return static_cast<Enum>(i);
   }
   throw std::runtime_error("no such word: " + name);
+}
+
+// A field of a line. One that is not `always` there is left out if it has its default value.
+template <typename Struct, typename Value>
+struct Field {
+  const char* name;
+  Value Struct::*member;
+  bool always = false;
+};
+template <typename Struct, typename Value>
+Field(const char*, Value Struct::*) -> Field<Struct, Value>;
+template <typename Struct, typename Value>
+Field(const char*, Value Struct::*, bool) -> Field<Struct, Value>;
+
+constexpr std::tuple kOperation{
+    Field{"verb", &Operation::verb, true},
+    Field{"answer", &Operation::answer, true},
+    Field{"lock", &Operation::lock, true},
+    Field{"owner", &Operation::owner, true},
+    Field{"server", &Operation::server, true},
+    Field{"sent_us", &Operation::sent, true},
+    Field{"answered_us", &Operation::answered, true},
+    Field{"token", &Operation::token},
+    Field{"mode", &Operation::sharing},
+    Field{"limit", &Operation::limit},
+    Field{"weight", &Operation::weight},
+    Field{"max_line", &Operation::max_line},
+    Field{"floor", &Operation::floor},
+    Field{"lease_us", &Operation::lease},
+    Field{"wait_us", &Operation::wait},
+    Field{"linger_us", &Operation::linger},
+    Field{"max_hold_us", &Operation::max_hold},
+    Field{"queued_us", &Operation::queued},
+    Field{"several", &Operation::several},
+    Field{"retry", &Operation::retry},
+    Field{"stranger", &Operation::stranger},
+    Field{"direct", &Operation::direct},
+    Field{"reentrant", &Operation::reentrant},
+    Field{"session", &Operation::session},
+    Field{"notified", &Operation::notified},
+    Field{"bound", &Operation::bound},
+};
+
+constexpr std::tuple kMark{
+    Field{"kind", &Mark::kind, true},      Field{"lock", &Mark::lock},
+    Field{"begin_us", &Mark::begin, true}, Field{"end_us", &Mark::end, true},
+    Field{"amount_us", &Mark::amount},     Field{"what", &Mark::what},
+};
+
+template <typename Struct, typename Fields>
+void WriteLine(const char* type, const Struct& from, const Fields& fields, std::ostream& out) {
+  const Struct usual;
+  Json line{{"type", type}};
+  const auto write = [&](const auto& field) {
+    const auto& value = from.*field.member;
+    if (!field.always && value == usual.*field.member) return;
+    if constexpr (std::is_enum_v<std::decay_t<decltype(value)>>) {
+      line[field.name] = NameOf(value);
+    } else {
+      line[field.name] = value;
+    }
+  };
+  std::apply([&](const auto&... each) { (write(each), ...); }, fields);
+  out << line.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace) << '\n';
+}
+
+template <typename Struct, typename Fields>
+Struct ReadLine(const Json& line, const Fields& fields) {
+  Struct into;
+  const auto read = [&](const auto& field) {
+    auto& value = into.*field.member;
+    using Value = std::decay_t<decltype(value)>;
+    if (!field.always && !line.contains(field.name)) return;
+    if constexpr (std::is_enum_v<Value>) {
+      value = Named<Value>(line.at(field.name).template get<std::string>());
+    } else {
+      line.at(field.name).get_to(value);
+    }
+  };
+  std::apply([&](const auto&... each) { (read(each), ...); }, fields);
+  return into;
 }
 
 std::string LockName(uint32_t lock) {
@@ -47,60 +137,34 @@ std::string Ms(Time time) {
 }  // namespace
 
 void Write(const History& history, std::ostream& out) {
-  for (const Operation& op : history.operations) {
-    const std::array<bool, kFlags.size()> set = {op.several,   op.retry,   op.stranger, op.direct,
-                                                 op.reentrant, op.session, op.notified, op.bound};
-    std::string flags;
-    for (size_t i = 0; i < set.size(); i++) flags += set.at(i) ? kFlags[i] : '.';
-    out << "op " << NameOf(op.verb, kVerbs) << ' ' << NameOf(op.answer, kAnswers) << ' '
-        << NameOf(op.sharing, kSharings) << ' ' << op.limit << ' ' << op.weight << ' '
-        << op.max_line << ' ' << flags << ' ' << op.lock << ' ' << op.owner << ' ' << op.server
-        << ' ' << op.token << ' ' << op.floor << ' ' << op.lease << ' ' << op.wait << ' '
-        << op.linger << ' ' << op.max_hold << ' ' << op.sent << ' ' << op.queued << ' '
-        << op.answered << '\n';
-  }
-  for (const Mark& mark : history.marks) {
-    out << "mark " << NameOf(mark.kind, kMarks) << ' ' << mark.lock << ' ' << mark.begin << ' '
-        << mark.end << ' ' << mark.amount << ' ' << mark.what << '\n';
-  }
+  for (const Operation& op : history.operations) WriteLine("operation", op, kOperation, out);
+  for (const Mark& mark : history.marks) WriteLine("mark", mark, kMark, out);
+}
+
+void WriteNamed(const std::string& name, const History& history, std::ostream& out) {
+  out << Json{{"type", "history"},
+              {"name", name},
+              {"operations", history.operations.size()},
+              {"marks", history.marks.size()}}
+      << '\n';
+  Write(history, out);
 }
 
 History ReadHistory(std::istream& in) {
   History history;
-  for (std::string line; std::getline(in, line);) {
-    std::istringstream words(line);
-    std::string word;
-    words >> word;
-    if (word == "op") {
-      Operation& op = history.operations.emplace_back();
-      std::string verb;
-      std::string answer;
-      std::string sharing;
-      std::string flags;
-      words >> verb >> answer >> sharing >> op.limit >> op.weight >> op.max_line >> flags >>
-          op.lock >> op.owner >> op.server >> op.token >> op.floor >> op.lease >> op.wait >>
-          op.linger >> op.max_hold >> op.sent >> op.queued >> op.answered;
-      if (words.fail() || flags.size() != kFlags.size()) throw std::runtime_error(line);
-      op.verb = Named<Verb>(verb, kVerbs);
-      op.answer = Named<Answer>(answer, kAnswers);
-      op.sharing = Named<Sharing>(sharing, kSharings);
-      op.several = flags[0] != '.';
-      op.retry = flags[1] != '.';
-      op.stranger = flags[2] != '.';
-      op.direct = flags[3] != '.';
-      op.reentrant = flags[4] != '.';
-      op.session = flags[5] != '.';
-      op.notified = flags[6] != '.';
-      op.bound = flags[7] != '.';
-    } else if (word == "mark") {
-      Mark& mark = history.marks.emplace_back();
-      std::string kind;
-      words >> kind >> mark.lock >> mark.begin >> mark.end >> mark.amount;
-      if (words.fail()) throw std::runtime_error(line);
-      mark.kind = Named<Mark::Kind>(kind, kMarks);
-      std::getline(words >> std::ws, mark.what);
-    } else {
-      throw std::runtime_error(line);
+  for (std::string text; std::getline(in, text);) {
+    try {
+      const Json line = Json::parse(text);
+      const auto type = line.at("type").get<std::string>();
+      if (type == "operation") {
+        history.operations.push_back(ReadLine<Operation>(line, kOperation));
+      } else if (type == "mark") {
+        history.marks.push_back(ReadLine<Mark>(line, kMark));
+      } else if (type != "history" || !history.operations.empty()) {
+        throw std::runtime_error("a line of type " + type);
+      }
+    } catch (const std::exception& error) {
+      throw std::runtime_error(std::string(error.what()) + ": " + text);
     }
   }
   return history;
@@ -110,10 +174,10 @@ std::string ToText(const Operation& op) {
   std::ostringstream out;
   out << Ms(op.sent) << " to " << Ms(op.answered) << ": owner " << op.owner;
   if (op.stranger) out << " (a stranger)";
-  out << ' ' << NameOf(op.verb, kVerbs) << ' ' << LockName(op.lock);
+  out << ' ' << NameOf(op.verb) << ' ' << LockName(op.lock);
   if (op.several) out << " and others";
   if (op.verb == Verb::kAcquire) {
-    out << ' ' << NameOf(op.sharing, kSharings);
+    out << ' ' << NameOf(op.sharing);
     if (op.sharing == Sharing::kLimit) out << ' ' << op.limit;
     if (op.weight != 1) out << ", weight " << op.weight;
     if (op.wait > 0) out << ", wait " << Ms(op.wait);
@@ -129,7 +193,7 @@ std::string ToText(const Operation& op) {
   }
   if (op.lease > 0) out << ", lease " << Ms(op.lease);
   if (op.verb != Verb::kWrite && op.verb != Verb::kLoss) {
-    out << ", at server " << op.server << ": " << NameOf(op.answer, kAnswers);
+    out << ", at server " << op.server << ": " << NameOf(op.answer);
   }
   if (op.token != 0) out << ' ' << op.token;
   return out.str();
@@ -137,7 +201,7 @@ std::string ToText(const Operation& op) {
 
 std::string ToText(const Mark& mark) {
   std::ostringstream out;
-  out << Ms(mark.begin) << " to " << Ms(mark.end) << ": " << NameOf(mark.kind, kMarks) << ", "
+  out << Ms(mark.begin) << " to " << Ms(mark.end) << ": " << NameOf(mark.kind) << ", "
       << LockName(mark.lock);
   if (mark.amount != 0) out << ", by " << Ms(mark.amount);
   if (!mark.what.empty()) out << ": " << mark.what;

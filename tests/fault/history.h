@@ -96,9 +96,12 @@ struct History {
   std::vector<Mark> marks;            // in any order
 };
 
-// As text: a line for each operation and mark.
+// As JSON lines, which README.md documents: one for each operation and mark,
 void Write(const History& history, std::ostream& out);
-// Throws std::runtime_error with the line that it does not understand.
+// and a first one with the name, so that a file may have many histories.
+void WriteNamed(const std::string& name, const History& history, std::ostream& out);
+// Reads one history, with or without a name. Throws std::runtime_error with the line that it does
+// not understand.
 History ReadHistory(std::istream& in);
 
 std::string ToText(const Operation& operation);

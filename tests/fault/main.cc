@@ -33,7 +33,8 @@ struct Options {
   uint64_t seed = 1;
   std::vector<std::string> kinds;  // empty: all that can be run here
   std::string folder = "build/faults";
-  std::string history;  // to be checked again
+  std::string history;    // to be checked again
+  std::string histories;  // the folder in which to keep all of them; "": none
   bool keep_going = false;
   bool list = false;
 };
@@ -121,14 +122,18 @@ std::string Ms(Time time) {
   return out.str();
 }
 
+void KeepHistory(const std::string& folder, const std::string& name, const History& history) {
+  std::filesystem::create_directories(folder);
+  std::ofstream file(folder + "/" + name + ".jsonl");
+  WriteNamed(name, history, file);
+}
+
 void Keep(const Options& options, const std::string& name, const History& history,
           const std::string& story) {
-  std::filesystem::create_directories(options.folder);
+  KeepHistory(options.folder, name, history);
   const std::string path = options.folder + "/" + name;
-  std::ofstream file(path + ".history");
-  Write(history, file);
   std::ofstream(path + ".story") << story;
-  std::cout << "Kept: " << path << ".history and .story\n";
+  std::cout << "Kept: " << path << ".jsonl and .story\n";
 }
 
 Tally RunRound(const Options& options, const Kind& kind, uint64_t seed, Complaints& complaints) {
@@ -171,6 +176,8 @@ Tally RunRound(const Options& options, const Kind& kind, uint64_t seed, Complain
             << tally.CountFaults() << " faults" << std::setw(4) << tally.violations
             << " violations\n"
             << std::flush;
+  const std::string name = std::string(kind.name) + "-" + std::to_string(seed);
+  if (!options.histories.empty()) KeepHistory(options.histories, name, history);
   if (violations.empty()) return tally;
   std::ostringstream story;
   story << "Again: script/faults --kind " << kind.name << " --seed " << seed << " --round-seconds "
@@ -182,7 +189,7 @@ Tally RunRound(const Options& options, const Kind& kind, uint64_t seed, Complain
   }
   if (violations.size() > shown) story << "and " << violations.size() - shown << " more\n";
   std::cout << story.str();
-  Keep(options, std::string(kind.name) + "-" + std::to_string(seed), history, story.str());
+  Keep(options, name, history, story.str());
   return tally;
 }
 
@@ -344,6 +351,8 @@ Options Parse(int argc, char** argv) {
       options.folder = value;
     } else if (option == "--check") {
       options.history = value;
+    } else if (option == "--histories") {
+      options.histories = value;
     } else {
       throw std::invalid_argument("unknown option " + std::string(option));
     }

@@ -44,8 +44,25 @@ TEST(HistoryTest, IsReadAsItWasWritten) {
   EXPECT_EQ(again.str(), written);
   EXPECT_EQ(read.marks[0].what, mark.what);
   EXPECT_EQ(ToText(read.operations[0]), ToText(odd));
-  std::istringstream nonsense("op acquire token\n");
-  EXPECT_THROW(ReadHistory(nonsense), std::runtime_error);
+}
+
+TEST(HistoryTest, IsReadWithItsName) {
+  std::stringstream one;
+  WriteNamed("a name", {{Released(2, 3, 4)}, {}}, one);
+  EXPECT_EQ(ReadHistory(one).operations.size(), 1U);
+  std::stringstream two;
+  WriteNamed("first", {{Released(2, 3, 4)}, {}}, two);
+  WriteNamed("second", {}, two);
+  EXPECT_THROW(ReadHistory(two), std::runtime_error);
+}
+
+TEST(HistoryTest, NonsenseIsRefused) {
+  for (const char* line :
+       {"op acquire token", "{}", R"({"type":"operation"})", R"({"type":"mark","kind":"lossy"})",
+        R"({"type":"mark","kind":"gone","begin_us":1,"end_us":2})", R"({"type":"story"})"}) {
+    std::istringstream nonsense(line);
+    EXPECT_THROW(ReadHistory(nonsense), std::runtime_error) << line;
+  }
 }
 
 TEST(StoryTest, TellsWhatIsNearAndPointsItOut) {

@@ -31,6 +31,7 @@ namespace {
 
 constexpr const char* kUsage =
     "usage: turnstile_simulator [--schedules N] [--seed FIRST] [--jobs J] [--only SEED]\n"
+    "                           [--histories]               print all of them, as JSON lines\n"
     "                           [--without-exemption NAME]  judge more strictly than is right\n"
     "                           [--find-exemption-seeds N]  what forces each in N schedules\n";
 constexpr size_t kMostJobs = 256;
@@ -41,6 +42,7 @@ struct Options {
   uint64_t first = 1;
   uint64_t jobs = std::max(1U, std::thread::hardware_concurrency());
   std::optional<uint64_t> only;
+  bool histories = false;
   std::optional<uint64_t> find_exemption_seeds;
   Exemptions exemptions;
 };
@@ -49,6 +51,11 @@ std::optional<Options> ParseOptions(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; i += 2) {
     const std::string_view name = argv[i];
+    if (name == "--histories") {
+      options.histories = true;
+      --i;
+      continue;
+    }
     if (name == "--without-exemption" && i + 1 < argc) {
       const std::optional<Exemption> exemption = FindExemption(argv[i + 1]);
       if (!exemption.has_value()) return std::nullopt;
@@ -124,6 +131,19 @@ int TellOne(uint64_t seed, const Exemptions& exemptions) {
     std::cout << "seed " << seed << ": " << Story(simulator.history(), violation);
   }
   return EXIT_FAILURE;
+}
+
+int PrintHistories(const Options& options) {
+  Simulator simulator(options.exemptions);
+  for (uint64_t i = 0; i < options.schedules; ++i) {
+    const uint64_t seed = options.first + i;
+    if (!simulator.Run(seed).empty()) {
+      std::cerr << "seed " << seed << " is wrong\n";
+      return EXIT_FAILURE;
+    }
+    WriteNamed("seed " + std::to_string(seed), simulator.history(), std::cout);
+  }
+  return std::cout.flush() ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 // Prints, for each exemption, its name and the first seed that forces it, or 0 if none does.
@@ -223,5 +243,6 @@ int main(int argc, char** argv) {
   if (options->only.has_value()) {
     return turnstile::fault::TellOne(*options->only, options->exemptions);
   }
+  if (options->histories) return turnstile::fault::PrintHistories(*options);
   return turnstile::fault::RunMany(*options);
 }

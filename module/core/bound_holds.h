@@ -53,6 +53,8 @@ class BoundHolds {
   ConstIterator Find(LockName lock, Owner owner) const {
     return map_.find(View(lock.db, lock.key, owner.bytes));
   }
+  // The first hold in the database, or in one of those after it.
+  Iterator FirstIn(int db) { return map_.lower_bound(View(db, "", "")); }
   // The first hold of the lock, or whatever follows; and whether `at` is a hold of the lock.
   Iterator FirstOf(LockName lock) { return map_.lower_bound(View(lock.db, lock.key, "")); }
   ConstIterator FirstOf(LockName lock) const {
@@ -67,6 +69,11 @@ class BoundHolds {
     return map_.try_emplace(std::move(hold), std::move(data)).first;
   }
   Iterator Erase(Iterator at) { return map_.erase(at); }
+  // Removes a hold, and returns it without a copy of its names.
+  std::pair<BoundHold, Data> Extract(Iterator at) {
+    auto node = map_.extract(at);
+    return {std::move(node.key()), std::move(node.mapped())};
+  }
 
   // Keeps the addresses of holds and data. Costs nothing for holds in other databases.
   void SwapDatabases(int first, int second) {
@@ -74,7 +81,7 @@ class BoundHolds {
     for (auto& node : Take(second, first)) moved.push_back(std::move(node));
     for (auto& node : moved) {
       // They come in order, so each goes to the end of its database.
-      const Iterator behind = map_.lower_bound(View(node.key().db + 1, "", ""));
+      const Iterator behind = FirstIn(node.key().db + 1);
       map_.insert(behind, std::move(node));
     }
   }
@@ -83,7 +90,7 @@ class BoundHolds {
   // Removes the holds in a database, which are in `to` from now on.
   std::vector<typename Map::node_type> Take(int from, int to) {
     std::vector<typename Map::node_type> taken;
-    auto at = map_.lower_bound(View(from, "", ""));
+    auto at = FirstIn(from);
     while (at != map_.end() && at->first.db == from) {
       taken.push_back(map_.extract(at++));
       taken.back().key().db = to;

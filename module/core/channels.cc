@@ -60,8 +60,8 @@ void Channels::Clear() {
 Channels::Bindings::Iterator Channels::Lose(Bindings::Iterator at, Loss how) {
   const auto next = std::next(at);
   ends_.erase({at->second.end, at->second.number});
-  lost_.push_back({std::move(at->second), at->first, how});
-  bindings_.Erase(at);
+  auto [hold, binding] = bindings_.Extract(at);
+  lost_.push_back({std::move(binding), std::move(hold), how});
   return next;
 }
 
@@ -89,12 +89,9 @@ bool Channels::OnRemoved(LockName lock, bool expires, bool moves, Instant now) {
 
 void Channels::OnFlushed(std::optional<int> db, Instant now) {
   lost_with_last_ = 0;
-  for (auto at = bindings_.begin(); at != bindings_.end();) {
-    if (db.has_value() && at->first.db != *db) {
-      ++at;
-    } else {
-      at = Lose(at, HasEnded(at->second.end, now) ? Loss::kExpired : Loss::kFlushed);
-    }
+  auto at = db.has_value() ? bindings_.FirstIn(*db) : bindings_.begin();
+  while (at != bindings_.end() && at->first.db == db.value_or(at->first.db)) {
+    at = Lose(at, HasEnded(at->second.end, now) ? Loss::kExpired : Loss::kFlushed);
   }
 }
 
@@ -125,21 +122,21 @@ void Channels::Publish(Host& host, Instant now, bool may_look, Budget& budget) {
     lost_.pop_front();
     const bool by_others = lost.how == Loss::kForced || lost.how == Loss::kFlushed;
     if (by_others && may_look && HasComeBack(host, lost, now)) continue;
-    const size_t receivers = host.Publish({.to = lost.binding.target(),
-                                           .user = lost.binding.user,
-                                           .key = lost.hold.key,
-                                           .what = HoldLoss{lost.binding.token, lost.how}});
-    budget.Spend(CostOfReceivers(receivers));
+    const Delivery delivery = host.Publish({.to = lost.binding.target(),
+                                            .user = lost.binding.user,
+                                            .key = lost.hold.key,
+                                            .what = HoldLoss{lost.binding.token, lost.how}});
+    budget.Spend(delivery.cost);
   }
   while (!ends_.empty() && HasEnded(ends_.begin()->first.first, now) && !budget.spent()) {
     const BoundHold& hold = *ends_.begin()->second;
     const auto at = bindings_.Find(hold.lock(), Owner{hold.owner});
-    const size_t receivers = host.Publish({.to = at->second.target(),
-                                           .user = at->second.user,
-                                           .key = at->first.key,
-                                           .what = HoldLoss{at->second.token, Loss::kExpired}});
+    const Delivery delivery = host.Publish({.to = at->second.target(),
+                                            .user = at->second.user,
+                                            .key = at->first.key,
+                                            .what = HoldLoss{at->second.token, Loss::kExpired}});
     Forget(at);
-    budget.Spend(kCost + CostOfReceivers(receivers));
+    budget.Spend(kCost + delivery.cost);
   }
 }
 

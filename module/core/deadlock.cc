@@ -44,6 +44,7 @@ class DeadlockSearch {
   struct QueueInfo {
     std::optional<Mode> held;  // in which mode the lock is held, if at all
     std::vector<const OwnerNode*> waiting_holders;
+    std::unordered_map<const OwnerNode*, std::string> tags{};  // of their holds
     bool reached_holders = false;
     // How far each of the three lists of the queue has been walked; null: not at all.
     const Entry* all = nullptr;
@@ -136,7 +137,7 @@ class DeadlockSearch {
   void AddHolder(const OwnerNode* node, std::string_view tag, QueueInfo& info) {
     if (node == nullptr) return;
     info.waiting_holders.push_back(node);
-    if (!tag.empty()) tags_.emplace(node, tag);
+    if (!tag.empty()) info.tags.emplace(node, tag);
   }
 
   // Walks from the front through the waiters that the request is not compatible with. Where an
@@ -214,8 +215,11 @@ class DeadlockSearch {
       const std::string_view tag = wait->request_.tag;
       if (!tag.empty() && !is_leaving_(*wait) && wait->WaitsFor(lock)) return std::string(tag);
     }
-    const auto of_hold = tags_.find(node);
-    return of_hold == tags_.end() ? std::string(node->owner.bytes) : of_hold->second;
+    // The tag of its hold of the lock over which it was reached: whoever may read the one may read
+    // the other.
+    const auto& tags = infos_[node->reached_over->search_index_].tags;
+    const auto of_hold = tags.find(node);
+    return of_hold == tags.end() ? std::string(node->owner.bytes) : of_hold->second;
   }
 
   // The path back from the owner itself; empty if it was not reached.
@@ -241,7 +245,6 @@ class DeadlockSearch {
   const ShowKeyState& show_;
   uint64_t number_;
   std::deque<QueueInfo> infos_;
-  std::unordered_map<const OwnerNode*, std::string> tags_;  // of holds
   std::vector<const OwnerNode*> reached_;
   size_t entries_visited_ = 0;
   size_t holders_visited_ = 0;

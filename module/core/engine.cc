@@ -102,7 +102,7 @@ AcquireResult Engine::Acquire(std::span<const KeyName> names, const AcquireReque
       if (waiting_.has_unconfirmed()) ConfirmGrants(keys[i], request.owner, moment);
       writer_.ExecuteGrant(keys[i], request, admission.token, moment, session, user, Via::kFact);
     }
-    if (request.notify.has_value()) waiting_.Retract(*request.notify);
+    if (request.notify.has_value()) waiting_.Retract(request.owner, *request.notify);
     return {Kind::kGranted, admission.token};
   }
   if (!admission.busy()) return {.kind = Kind::kRefused, .outcome = admission.outcome};
@@ -126,7 +126,7 @@ AcquireResult Engine::Park(const OpenKeys& keys, std::span<const LockView> views
   switch (parked.kind) {
     case ParkResult::Kind::kWaits:
       if (!request.notify.has_value()) return {Kind::kWaits};
-      waiting_.Retract(*request.notify);
+      waiting_.Retract(request.owner, *request.notify);
       return {Kind::kQueued};
     case ParkResult::Kind::kLineFull:
       ++state_.stats.rejected_line_full;
@@ -552,12 +552,14 @@ Due Engine::RunDueWork(const Now& now, Budget budget) {
   }
   const Host::SlotRefresh slots = state_.host.RefreshSlots(now.wall);
   if (slots.may_be_lost) waiting_.LookForLostSlots();
-  waiting_.EndWaitsForLostSlots(budget);
-  // What was lost is published before what is granted because of that.
-  state_.channels.Publish(state_.host, moment, may_write, budget);
-  waiting_.TimeOut(now.tick(), budget);
+  waiting_.EndWaitsForLostSlots(*budget.Half());
+  // What was lost is published before what is granted because of that, unless there is very much of
+  // it: half of what is left goes to each, so that messages do not keep free locks from waiters.
+  state_.channels.Publish(state_.host, moment, may_write, *budget.Half());
+  waiting_.TimeOut(now.tick(), *budget.Half());
   if (may_write) RunTasks(now, budget);
   state_.channels.Publish(state_.host, moment, may_write, budget);
+  waiting_.AnswerEnded(budget);
 
   const bool budget_spent = !keys_with_foreign_ttl_.empty() || state_.sessions.has_ended();
   Due next = waiting_.NextDue();
@@ -587,7 +589,7 @@ void Engine::RunTasks(const Now& now, Budget& budget) {
   if (waiting_.has_undelivered()) waiting_.TakeBackUndelivered(moment, budget);
   // All of these before any waiter is tried, so that no hold of a closed connection is left.
   if (state_.sessions.has_ended()) writer_.EndClosedSessions(moment, budget);
-  state_.channels.Publish(state_.host, moment, /*may_look=*/true, budget);
+  state_.channels.Publish(state_.host, moment, /*may_look=*/true, *budget.Half());
   waiting_.GrantWaiters(now, budget);
 }
 

@@ -133,7 +133,8 @@ struct LockSummary {
 
 class Engine {
  public:
-  explicit Engine(Host& host) : state_(host), writer_(state_), waiting_(state_, writer_) {}
+  Engine(Host& host, const HashKey& hash_key)
+      : state_(host, hash_key), writer_(state_), waiting_(state_, writer_) {}
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 

@@ -9,6 +9,7 @@
 
 #include "core/channels.h"
 #include "core/host.h"
+#include "core/keyed_hash.h"
 #include "core/name_filter.h"
 #include "core/reporter.h"
 #include "core/sessions.h"
@@ -38,8 +39,8 @@ class LockDatabases {
 };
 
 struct EngineState {
-  explicit EngineState(Host& the_host)
-      : host(the_host), tokens(settings), reporter(the_host, stats) {}
+  EngineState(Host& the_host, const HashKey& hash_key)
+      : host(the_host), tokens(settings), queue(hash_key), reporter(the_host, stats) {}
 
   Host& host;
   Settings settings;

@@ -116,9 +116,14 @@ class OpenKeys {
   std::vector<OpenKey> more_;
 };
 
-// In units of the budget (budget.h): what a message costs because it has more than one receiver.
-// Anybody may subscribe a thousand connections to a channel.
-constexpr size_t CostOfReceivers(size_t receivers) { return receivers > 1 ? receivers - 1 : 0; }
+// What came of a message.
+struct Delivery {
+  size_t receivers = 0;  // the subscribers of this server that it was sent to
+  // What it cost more than an ordinary message, in units of the budget (budget.h): anybody may
+  // subscribe a thousand connections to a channel, or to ten thousand patterns, each of which the
+  // server compares with the channel.
+  size_t cost = 0;
+};
 
 // What carries a change to replicas and the AOF.
 enum class Via {
@@ -172,10 +177,9 @@ class Host {
   virtual void Emit(const KeyContent& key, LockEvent event) = 0;
   virtual void EmitLost(const KeyContent& key, Loss how) = 0;
   virtual void EmitLost(LockName lock, Loss how) = 0;
-  // Publishes a message if its user may still publish to its channel. Returns the number of
-  // subscribers of this server that it was sent to, which the caller has to pay for: see
-  // CostOfReceivers. Requires that the engine is in RunDueWork.
-  virtual size_t Publish(const Notice& notice) = 0;
+  // Publishes a message if its user may still publish to its channel. Requires that the engine is
+  // in RunDueWork.
+  virtual Delivery Publish(const Notice& notice) = 0;
   virtual void Warn(const std::string& text) = 0;
 
   // --- The running command

@@ -95,7 +95,7 @@ inline constexpr Millis kMaxWait = std::chrono::hours{24 * 3650};
 inline constexpr Millis kMaxHold = std::chrono::hours{24 * 365};
 
 // The largest MAXLINE that can be requested, far beyond what a queue can hold.
-inline constexpr uint32_t kMaxLine = 1'000'000;
+inline constexpr uint32_t kMaxLine = 10'000'000;
 
 // The longest channel and id after NOTIFY.
 inline constexpr size_t kMaxChannelBytes = 256;

@@ -4,25 +4,26 @@
 #ifndef TURNSTILE_CORE_STRING_MAP_H_
 #define TURNSTILE_CORE_STRING_MAP_H_
 
-#include <array>
 #include <cstddef>
 #include <functional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/keyed_hash.h"
 
 namespace turnstile {
 
 template <typename Value>
 class StringMap {
  private:
-  struct Hash {
-    using is_transparent = void;
-    size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
-  };
-  using Part = std::unordered_map<std::string, Value, Hash, std::equal_to<>>;
+  using Part = std::unordered_map<std::string, Value, KeyedHash, std::equal_to<>>;
 
  public:
+  explicit StringMap(const HashKey& key) : hash_(key), parts_(Empty()) {}
+
   Value* Find(std::string_view key) {
     Part& part = PartOf(key);
     const auto found = part.find(key);
@@ -39,9 +40,7 @@ class StringMap {
     part.erase(part.find(key));
   }
   // Also frees the tables themselves, which stay large when elements are erased.
-  void Clear() {
-    for (Part& part : parts_) part = Part();
-  }
+  void Clear() { parts_ = Empty(); }
 
   // In no particular order.
   template <typename Visit>
@@ -61,10 +60,17 @@ class StringMap {
   static constexpr size_t kParts = 64;
 
   Part& PartOf(std::string_view key) {
-    return parts_[Hash()(key) >> (8 * sizeof(size_t) - 6)];  // the tables use the lower bits
+    return parts_[hash_(key) >> (8 * sizeof(size_t) - 6)];  // the tables use the lower bits
+  }
+  std::vector<Part> Empty() const {
+    std::vector<Part> parts;
+    parts.reserve(kParts);
+    while (parts.size() < kParts) parts.emplace_back(0, hash_);
+    return parts;
   }
 
-  std::array<Part, kParts> parts_;
+  KeyedHash hash_;
+  std::vector<Part> parts_;
 };
 
 }  // namespace turnstile

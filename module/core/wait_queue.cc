@@ -181,7 +181,7 @@ void WaitQueue::RemoveFromSizeIndex(LockQueue& queue) {
 
 WaitQueue::LockQueue& WaitQueue::QueueOf(LockName lock) {
   if (LockQueue* queue = Find(lock); queue != nullptr) return *queue;
-  auto& [key, added] = queues_[lock.db].Add(lock.key);
+  auto& [key, added] = queues_.try_emplace(lock.db, hash_key_).first->second.Add(lock.key);
   added.lock_ = LockName{lock.db, key};
   added.number_ = ++numbers_;
   ++queue_count_;

@@ -47,6 +47,7 @@
 #include "core/decide.h"
 #include "core/intrusive_heap.h"
 #include "core/intrusive_list.h"
+#include "core/keyed_hash.h"
 #include "core/request.h"
 #include "core/string_map.h"
 #include "core/types.h"
@@ -226,7 +227,7 @@ class WaitQueue {
     mutable const LockQueue* reached_over = nullptr;
   };
 
-  WaitQueue() = default;
+  explicit WaitQueue(const HashKey& key = {}) : hash_key_(key), nodes_(key) {}
   WaitQueue(const WaitQueue&) = delete;
   WaitQueue& operator=(const WaitQueue&) = delete;
 
@@ -351,6 +352,7 @@ class WaitQueue {
   void SetWakeTime(LockQueue& queue, Instant end);
   void NoteHoldEnd(LockQueue& queue, Instant end);
 
+  HashKey hash_key_;
   std::map<int, StringMap<LockQueue>> queues_;  // by database and key
   std::map<SizeKey, QueueList> by_size_;
   StringMap<OwnerNode> nodes_;

@@ -12,6 +12,8 @@ namespace {
 // In units of the budget: one answer; and how many entries of a queue are passed in one unit.
 constexpr size_t kCostOfAnswer = 4;
 constexpr size_t kEntriesPerUnit = 50;
+// How many bytes of a name are copied in one unit.
+constexpr size_t kBytesPerUnit = 4096;
 
 }  // namespace
 
@@ -28,7 +30,6 @@ WaitingCall::WaitingCall(const AcquireRequest& request, const Now& now, uint64_t
 WaitingCalls::~WaitingCalls() {
   while (WaitingCall* call = notified_.first()) {
     if (call->is_queued()) queue_.Leave(*call);
-    if (call->has_ended_ != 0) ended_.Remove(*call);
     RemoveNotified(*call);
   }
 }
@@ -104,7 +105,7 @@ ParkResult WaitingCalls::Park(const OpenKeys& keys, std::span<const LockView> vi
   WaitQueue::Waiter* older = nullptr;  // whose entries it takes over
   if (takes_over) {
     older = older_waits.front();
-    RememberKey(CallOf(*older));
+    RememberNames(CallOf(*older));
     // Its queues wake, and what blocks it is found when it is tried. `views` do not show it: in
     // them the older call is ahead too, and its locks may be in another order.
     queue_.TakeOver(*call, *older);
@@ -184,9 +185,19 @@ std::optional<ParkResult> WaitingCalls::FindLimit(
   }
   const size_t per_user = settings.max_waiters_per_user;
   const auto of_user = waiting_by_user_.find(user);
-  if (older_waits.empty() && per_user > 0 && of_user != waiting_by_user_.end() &&
+  const bool replaces_own =
+      std::any_of(older_waits.begin(), older_waits.end(), [&](const WaitQueue::Waiter* wait) {
+        return static_cast<const WaitingCall*>(wait)->user() == user;
+      });
+  if (!replaces_own && per_user > 0 && of_user != waiting_by_user_.end() &&
       of_user->second >= per_user) {
     return ParkResult{Kind::kUserWaitLimit, per_user};
+  }
+  // Each wait that has ended in this pass, and what this one replaces, takes memory as a place does
+  // until its end is published.
+  if ((request.notify.has_value() || places_before > 0) &&
+      ended_places_ + places_before > settings.max_queued) {
+    return ParkResult{Kind::kQueueLimit, settings.max_queued};
   }
   if (request.notify.has_value()) {
     if (places > places_before && places_ - places_before + places > settings.max_queued) {
@@ -235,7 +246,12 @@ void WaitingCalls::RemoveOfKind(WaitingCall& call) {
 void WaitingCalls::RemoveNotified(WaitingCall& call) {
   const std::unique_ptr<WaitingCall> ends(&call);
   UncountUser(call.user());
-  places_ -= call.places_;
+  if (call.has_ended_ != 0) {
+    ended_.Remove(call);
+    ended_places_ -= call.places_;
+  } else {
+    places_ -= call.places_;
+  }
   RemoveOfKind(call);
   if (!call.session().has_value()) return;
   const auto of_connection = of_connections_.find(*call.session());
@@ -244,18 +260,20 @@ void WaitingCalls::RemoveNotified(WaitingCall& call) {
   if (of_connection->second.empty()) of_connections_.erase(of_connection);
 }
 
-size_t WaitingCalls::Publish(const WaitingCall& call, WaitAnswer answer, std::string_view key) {
+Delivery WaitingCalls::Publish(const WaitingCall& call, WaitAnswer answer, std::string_view key) {
   return host_.Publish(
       {.to = *call.request().notify, .user = call.user(), .key = key, .what = std::move(answer)});
 }
 
-void WaitingCalls::RememberKey(WaitingCall& call) {
-  if (call.is_notified()) call.ending().key = call.lock(call.first_).key;
+void WaitingCalls::RememberNames(WaitingCall& call) {
+  if (!call.is_notified()) return;
+  call.ending().key = call.lock(call.first_).key;
+  call.ending().owner = call.request().owner.bytes;
 }
 
 void WaitingCalls::Leave(WaitingCall& call, WaitQueue::LeaveReason why) {
   if (!call.is_queued()) return;
-  RememberKey(call);
+  RememberNames(call);
   queue_.Leave(call, why);
 }
 
@@ -265,6 +283,8 @@ void WaitingCalls::EndWait(WaitingCall& call, WaitAnswer answer) {
   call.ending().answer = std::move(answer);
   call.has_ended_ = 1;
   ended_.Append(call);
+  places_ -= call.places_;
+  ended_places_ += call.places_;
 }
 
 std::vector<bool> WaitingCalls::CancelWaits(std::span<const LockName> locks, Owner owner) {
@@ -286,13 +306,12 @@ std::vector<bool> WaitingCalls::CancelWaits(std::span<const LockName> locks, Own
 
 // The earlier call has ended in this pass of the event loop, shortly before: it is among the last.
 // A request can supersede as many calls as it has keys.
-void WaitingCalls::Retract(const NotifyTarget& target) {
+void WaitingCalls::Retract(Owner owner, const NotifyTarget& target) {
   constexpr int kMostLookedAt = 128;
   WaitingCall* call = ended_.last();
   for (int looked_at = 0; call != nullptr && looked_at < kMostLookedAt; ++looked_at) {
     WaitingCall* const before = call->link_.before;
-    if (call->request().notify == target) {
-      ended_.Remove(*call);
+    if (call->request().notify == target && call->ending().owner == owner.bytes) {
       RemoveNotified(*call);
     }
     call = before;
@@ -317,9 +336,9 @@ Due WaitingCalls::NextDue() const {
 // nobody.
 size_t WaitingCalls::Unpark(WaitingCall& call) {
   Leave(call);
-  if (call.has_ended_ != 0) ended_.Remove(call);
-  call.has_ended_ = 0;
   if (!call.is_notified()) {
+    if (call.has_ended_ != 0) ended_.Remove(call);
+    call.has_ended_ = 0;
     UncountUser(call.user());
     RemoveOfKind(call);
     call.ending();
@@ -327,11 +346,11 @@ size_t WaitingCalls::Unpark(WaitingCall& call) {
     return 0;
   }
   // A grant was published before it was carried out.
-  WaitAnswer& answer = call.ending().answer;
-  const bool is_told = std::holds_alternative<Token>(answer);
-  const size_t receivers = is_told ? 0 : Publish(call, std::move(answer), call.ending().key);
+  auto& [answer, key, owner, grant] = call.ending();
+  size_t cost = (key.size() + owner.size()) / kBytesPerUnit;
+  if (!std::holds_alternative<Token>(answer)) cost += Publish(call, std::move(answer), key).cost;
   RemoveNotified(call);
-  return CostOfReceivers(receivers);
+  return cost;
 }
 
 size_t WaitingCalls::AnswerWith(WaitingCall& call, WaitAnswer answer, WaitQueue::LeaveReason why) {
@@ -350,9 +369,7 @@ bool WaitingCalls::IsOrphan(const WaitingCall& call) const {
 
 void WaitingCalls::EndOrphans(Budget& budget) {
   while (HasFormerTerm() && !budget.spent()) {
-    WaitingCall& call = *notified_.first();
-    budget.Spend(kCostOfAnswer + call.size() / 4);
-    budget.Spend(AnswerWith(call, WaitEnd::kDemoted));
+    budget.Spend(EndOrphan(*notified_.first()));
   }
   while (!closed_.empty() && !budget.spent()) {
     const auto of_connection = of_connections_.find(*closed_.begin());
@@ -360,19 +377,26 @@ void WaitingCalls::EndOrphans(Budget& budget) {
       closed_.erase(closed_.begin());
       continue;
     }
-    WaitingCall& call = *of_connection->second.first();
-    budget.Spend(kCostOfAnswer + call.size() / 4);
-    budget.Spend(AnswerWith(call, WaitEnd::kDisconnected));
+    budget.Spend(EndOrphan(*of_connection->second.first()));
   }
 }
 
-void WaitingCalls::TimeOut(Tick now, Budget& budget) {
+size_t WaitingCalls::EndOrphan(WaitingCall& call) {
+  const size_t cost = kCostOfAnswer + call.size() / 4;
+  return cost + AnswerWith(call, call.term_ != term_ ? WaitEnd::kDemoted : WaitEnd::kDisconnected);
+}
+
+void WaitingCalls::AnswerEnded(Budget& budget) {
   EndOrphans(budget);
   while (WaitingCall* call = ended_.first()) {
     if (budget.spent()) return;
     budget.Spend(kCostOfAnswer);
     budget.Spend(Unpark(*call));
   }
+}
+
+void WaitingCalls::TimeOut(Tick now, Budget& budget) {
+  AnswerEnded(*budget.Half());
   while (WaitQueue::Waiter* waiter = queue_.FirstTimedOut(now)) {
     if (budget.spent()) return;
     budget.Spend(kCostOfAnswer + waiter->size() / 4);
@@ -427,6 +451,10 @@ void WaitingCalls::GrantWaiters(const Now& now, Budget& budget) {
     WaitQueue::Waiter* waiter = queue_.NextToTry(moment);
     if (waiter == nullptr) return;
     WaitingCall& call = CallOf(*waiter);
+    if (IsOrphan(call)) {  // one of so many that this pass did not end them all
+      budget.Spend(EndOrphan(call));
+      continue;
+    }
     host_.BeforeGrant(call.lock(0), now.wall);
     const bool blocked = call.size() > 1 && IsStillBlocked(call, moment);
     budget.Spend(blocked ? 2 : TryGrant(call, now));
@@ -483,17 +511,17 @@ size_t WaitingCalls::TryGrant(WaitingCall& call, const Now& now) {
   if (!TURNSTILE_CHECK(IsSafeGrant(views.get(), call.request(), admission, moment))) {
     return cost_of_grant + AnswerWith(call, std::monostate{});
   }
-  size_t receivers = 0;
+  size_t cost_of_message = 0;
   if (call.is_notified()) {
-    receivers = Publish(call, admission.token, call.lock(call.first_).key);
-    if (receivers == 0) {
+    const Delivery delivery = Publish(call, admission.token, call.lock(call.first_).key);
+    cost_of_message = delivery.cost;
+    if (delivery.receivers == 0) {
       ++state_.stats.undelivered;
-      AnswerWith(call, admission.token);
-      return cost_of_grant;
+      return cost_of_grant + cost_of_message + AnswerWith(call, admission.token);
     }
   }
   Grant(call, keys, views.get(), admission, now);
-  return cost_of_grant + CostOfReceivers(receivers);
+  return cost_of_grant + cost_of_message;
 }
 
 void WaitingCalls::Grant(WaitingCall& call, OpenKeys& keys, std::span<const LockView> views,

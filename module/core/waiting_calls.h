@@ -86,7 +86,8 @@ class WaitingCall : public WaitQueue::Waiter {
   // What is needed when the wait ends.
   struct Ending {
     WaitAnswer answer;
-    std::string key;  // that the message names, if the call is notified
+    std::string key;    // that the message names, and
+    std::string owner;  // who asked, if the call is notified
     std::unique_ptr<UnconfirmedGrant> grant;
   };
   Ending& ending() {
@@ -133,9 +134,11 @@ class WaitingCalls {
   WaitingCalls& operator=(const WaitingCalls&) = delete;
 
   bool empty() const { return queue_.empty(); }
-  // The number of calls that block their clients; and the number of entries of those that do not.
+  // The number of calls that block their clients; the number of entries of those that do not; and
+  // how many entries those had whose end is not published yet.
   size_t blocked() const { return blocked_.size(); }
   size_t places() const { return places_; }
+  size_t ended_places() const { return ended_places_; }
   // Whether any wait ends with its connection.
   bool has_sessions() const { return !of_connections_.empty(); }
 
@@ -153,8 +156,9 @@ class WaitingCalls {
   // the next pass of the event loop. Returns for each lock whether the owner was waiting for it.
   std::vector<bool> CancelWaits(std::span<const LockName> locks, Owner owner);
 
-  // A call was answered under this id: nothing is published of an earlier one that used it.
-  void Retract(const NotifyTarget& target);
+  // A call of this owner was answered under this id: nothing is published of an earlier one of it
+  // that used the id.
+  void Retract(Owner owner, const NotifyTarget& target);
 
   // Whether there is a grant that may not have reached its caller yet.
   bool has_unconfirmed() const { return !in_flight_.empty() || !to_take_back_.empty(); }
@@ -164,8 +168,10 @@ class WaitingCalls {
 
   // --- In RunDueWork
 
-  // Answers calls that have timed out, were superseded or were cancelled, or whose connection or
-  // server is not what it was. Writes nothing.
+  // Answers calls that were superseded or cancelled, or whose connection or server is not what it
+  // was. Writes nothing.
+  void AnswerEnded(Budget& budget);
+  // The same with half of the budget, and then those that have timed out.
   void TimeOut(Tick now, Budget& budget);
   // Takes back grants that were not delivered. Requires that this server may write.
   void TakeBackUndelivered(Instant now, Budget& budget);
@@ -225,8 +231,8 @@ class WaitingCalls {
                                       const std::string& user,
                                       std::span<WaitQueue::Waiter* const> older_waits) const;
   void CountWait(const WaitingCall& call, Tick now);
-  // Must be called before a call leaves its queues: its answer names the key.
-  static void RememberKey(WaitingCall& call);
+  // Must be called before a call leaves its queues, which have the names that its ending needs.
+  static void RememberNames(WaitingCall& call);
   void Leave(WaitingCall& call, WaitQueue::LeaveReason why = WaitQueue::LeaveReason::kGone);
   // Adds a call that is notified to all state here, and takes it out again.
   void AddNotified(WaitingCall& call, size_t first);
@@ -234,13 +240,14 @@ class WaitingCalls {
   // Counts a call of a user. Returns the name that the call keeps.
   const std::string& CountUser(const std::string& user);
   void UncountUser(const std::string& user);
-  // Publishes what a notified call is answered. Returns how many received it.
-  size_t Publish(const WaitingCall& call, WaitAnswer answer, std::string_view key);
+  // Publishes what a notified call is answered.
+  Delivery Publish(const WaitingCall& call, WaitAnswer answer, std::string_view key);
   // A call whose connection has closed, or of a former term. EndOrphans ends these.
   bool IsOrphan(const WaitingCall& call) const;
   void EndOrphans(Budget& budget);
+  size_t EndOrphan(WaitingCall& call);
   void EndWait(WaitingCall& call, WaitAnswer answer);
-  // These return what the message to many clients costs, if there is one.
+  // These return what is to be added to the price of an answer.
   size_t AnswerWith(WaitingCall& call, WaitAnswer answer,
                     WaitQueue::LeaveReason why = WaitQueue::LeaveReason::kGone);
   size_t Unpark(WaitingCall& call);
@@ -262,7 +269,8 @@ class WaitingCalls {
   std::unordered_map<std::string, size_t> waiting_by_user_;
   OfKind blocked_;
   size_t places_ = 0;
-  uint8_t term_ = 0;  // changes with each demotion
+  size_t ended_places_ = 0;  // that they had, of those whose end is not published yet
+  uint8_t term_ = 0;         // changes with each demotion
   OfKind notified_;
   WaitingCall* next_blocked_to_look_at_ = nullptr;
   WaitingCall* next_notified_to_look_at_ = nullptr;

@@ -548,7 +548,7 @@ struct Command {
 
 constexpr const char* kConstant = "O(1)";
 constexpr const char* kByHolders =
-    "O(log N) for each lock, where N is the number of its holders: O(1) for nearly all";
+    "O(log N) for each lock, where N is the number of its holders; O(1) for a lock with one holder";
 constexpr const char* kReleased =
     "O(log N) for each lock, where N is the number of its holders, and O(1) for each line in which "
     "this owner waits";
@@ -589,8 +589,8 @@ const Command kCommands[] = {
           "waits for it; with ALSO, the number of locks.",
           kReleased, -1, released_keys, release_args)},
     {kTouchCommand, HandleTouch, "write fast getkeys-api", "write fast",
-     Info("Sets a lease to end that long from now. Returns 1, or 0 if this owner does not hold the "
-          "lock; with ALSO, the number of leases set.",
+     Info("Renews a lease: sets it to end the given time from now. Returns 1, or 0 if this owner "
+          "does not hold the lock; with ALSO, the number of leases set.",
           kByHolders, -1, updated_keys, touch_args)},
     {kFenceCommand, HandleFence, "write getkeys-api", "write slow",
      Info("Returns the highest token that holds a lock, or null; with a token, 1 if it holds the "

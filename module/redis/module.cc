@@ -49,12 +49,12 @@ int Refuse(RedisModuleCtx* ctx, const std::string& why) {
 
 int OnLoad(RedisModuleCtx* ctx, RedisModuleString** argv, int argc) {
   if (!InitRedisApi(ctx, TURNSTILE_VERSION_NUMBER)) return REDISMODULE_ERR;
-  the_instance = new Instance(CallbacksForHost(), CallbacksForEvents());
   const EngineVersion engine = FindEngine(ctx);
   if (!engine.IsKnown()) {
     return Refuse(ctx, "it requires Redis 7.0, Valkey 7.2, Redict 7.3 or later, and this is " +
                            engine.Describe());
   }
+  the_instance = new Instance(CallbacksForHost(), CallbacksForEvents());
   if (const auto wrong = TakeArguments({argv, static_cast<size_t>(argc)}); wrong.has_value()) {
     return Refuse(ctx, *wrong);
   }

@@ -389,16 +389,23 @@ void RedisHost::EmitLost(LockName lock, Loss how) {
 
 // In a cluster a channel belongs to the slot of the key, so its subscribers are on this node; the
 // other nodes are not told.
-size_t RedisHost::Publish(const Notice& notice) {
+//
+// The cost is measured. No count would do: it depends on the length of the names, on how many
+// receive the message, and on the patterns that other clients have subscribed to.
+Delivery RedisHost::Publish(const Notice& notice) {
+  const FineTick begin = SteadyNow();
   const StringOf user(notice.user);
   const StringOf channel(notice.to.channel);
   const StringOf message(TextOf(notice));
   std::array argv = {publish_command_, channel.get(), message.get()};
-  if (!User(user.get()).MayPublish(argv)) return 0;
+  if (!User(user.get()).MayPublish(argv)) return {};
   const int receivers = slots_->in_cluster()
                             ? RedisModule_PublishMessageShard(ctx_, channel.get(), message.get())
                             : RedisModule_PublishMessage(ctx_, channel.get(), message.get());
-  return static_cast<size_t>(std::max(receivers, 0));
+  constexpr Micros kOrdinary{4};
+  const Micros extra = std::max(SteadyNow() - begin - kOrdinary, Micros{0});
+  return {.receivers = static_cast<size_t>(std::max(receivers, 0)),
+          .cost = static_cast<size_t>(extra.count())};
 }
 
 void RedisHost::Warn(const std::string& text) {

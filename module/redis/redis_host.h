@@ -129,7 +129,7 @@ class RedisHost final : public Host {
   void Emit(const KeyContent& key, LockEvent event) override;
   void EmitLost(const KeyContent& key, Loss how) override;
   void EmitLost(LockName lock, Loss how) override;
-  size_t Publish(const Notice& notice) override;
+  Delivery Publish(const Notice& notice) override;
   void Warn(const std::string& text) override;
 
   std::optional<uint64_t> CallerConnection() override { return server_.ConnectionOf(ctx_); }
@@ -260,7 +260,7 @@ class WakeTimer {
 // function, defined in module.cc. No lower layer uses that function.
 struct Instance {
   Instance(const HostCallbacks& callbacks, const EventCallbacks& event_callbacks)
-      : host(callbacks, event_callbacks), engine(host), slots(engine.tokens()) {
+      : host(callbacks, event_callbacks), engine(host, RandomHashKey()), slots(engine.tokens()) {
     host.Attach(engine.settings(), slots);
   }
 

@@ -131,10 +131,9 @@ const char* TextFor(Outcome outcome) {
     case Outcome::kUpgradesSeveral:
       return "ERR ALSO cannot upgrade shared holds: release them first, or upgrade each separately";
     case Outcome::kFloorTooHigh:
-      return "ERR FLOOR is too far ahead: it may be at most the last token of this server "
-             "(turnstile_last_token in INFO turnstile), or its wall clock in microseconds plus "
-             "half "
-             "of turnstile.token-margin-ms";
+      return "ERR FLOOR is too far ahead: it may be at most the highest of turnstile_last_token "
+             "(INFO turnstile), the wall clock plus half of turnstile.token-margin-ms, and the "
+             "wall clock at the start of the server plus one and a half of it";
     case Outcome::kCountedOut:
       return "ERR this hold is already counted 4294967295 times, the maximum: release it first";
     default:
@@ -166,7 +165,7 @@ std::string ErrorText(const WaitAnswer& answer) {
 }
 
 std::string WaitLimitText(size_t limit, const char* what, const char* setting) {
-  return "WAITLIMIT " + std::to_string(limit) + ' ' + what + " are the limit of this server (" +
+  return "WAITLIMIT this server allows at most " + std::to_string(limit) + ' ' + what + " (" +
          setting + "): try again later";
 }
 

@@ -55,7 +55,7 @@ inline constexpr const char* kChannelInOtherSlotText =
 inline constexpr const char* kOutOfMemoryText =
     "OOM command not allowed when used memory > 'maxmemory'.";
 inline constexpr const char* kNotNowText =
-    "TRYAGAIN the server does not take a write to this key now";
+    "TRYAGAIN the server does not accept writes to this key now";
 // The current location of the slot, worded as the server itself words it, because clients follow
 // it. `endpoint_type`: the server's setting cluster-preferred-endpoint-type.
 std::string MovedText(Slot slot, const ClusterNode& node, std::string_view endpoint_type);

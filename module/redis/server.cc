@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <cstdlib>
 #include <ctime>
@@ -135,6 +136,12 @@ FineInstant WallNow() {
 
 FineTick SteadyNow() {
   return FineTick{Micros{static_cast<int64_t>(RedisModule_MonotonicMicroseconds())}};
+}
+
+HashKey RandomHashKey() {
+  std::array<unsigned char, sizeof(HashKey)> bytes{};
+  RedisModule_GetRandomBytes(bytes.data(), bytes.size());
+  return std::bit_cast<HashKey>(bytes);
 }
 
 std::string TextOf(RedisModuleCallReply* reply) {

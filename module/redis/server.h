@@ -19,6 +19,7 @@
 #include <string_view>
 
 #include "core/host.h"
+#include "core/keyed_hash.h"
 #include "core/types.h"
 
 namespace turnstile {
@@ -60,6 +61,8 @@ FineInstant WallNow();
 FineTick SteadyNow();
 // Both clocks, for an entry point that needs both.
 inline Now ReadClocks() { return {.wall = WallNow(), .steady = SteadyNow()}; }
+
+HashKey RandomHashKey();
 
 // The methods of a value type as servers from 7.2 on define them; 7.0 ignores the added field.
 struct TypeMethodsV5 {

@@ -173,7 +173,7 @@ History ReadHistory(std::istream& in) {
 std::string ToText(const Operation& op) {
   std::ostringstream out;
   out << Ms(op.sent) << " to " << Ms(op.answered) << ": owner " << op.owner;
-  if (op.stranger) out << " (a stranger)";
+  if (op.stranger) out << " (another client)";
   out << ' ' << NameOf(op.verb) << ' ' << LockName(op.lock);
   if (op.several) out << " and others";
   if (op.verb == Verb::kAcquire) {

@@ -190,7 +190,7 @@ TEST_F(AlsoTest, WaitersBehindAreServedWhenItLeaves) {
     MustAcquire(client_, "a", "zoe");
     Waiter alice = Waiter::Asking(
         server(), AcquiringAll({"a", "b", "c"}, "alice",
-                               {"WAIT", how == std::string("time-out") ? "300" : "60000"}));
+                               {"WAIT", how == std::string("time-out") ? "2500" : "60000"}));
     Waiter bob(server(), "b", "bob");
     Waiter carol(server(), "c", "carol");
     if (how == std::string("close")) {
@@ -246,9 +246,9 @@ TEST_F(AlsoTest, NobodyStarvesUnderLoad) {
 }
 
 TEST_F(AlsoTest, IsGrantedWhenAllLeasesHaveEnded) {
-  MustAcquire(client_, "a", "zoe", 200);
+  MustAcquire(client_, "a", "zoe", 1500);
   const int64_t first = EndOf(client_, "a");
-  MustAcquire(client_, "b", "yan", 400);
+  MustAcquire(client_, "b", "yan", 2000);
   const int64_t second = EndOf(client_, "b");
   Waiter alice = WaitForAll({"a", "b"}, "alice");
   const Reply token = alice.Read();

@@ -393,7 +393,7 @@ TEST_F(BadInputTest, RefusesInvalidWeightsLinesCapsTagsAndChannels) {
     };
     const std::string digits = " in plain digits, not ";
     const std::string weight = "WEIGHT must be an integer from 1 to 100000" + digits;
-    const std::string line = "MAXLINE must be an integer from 1 to 1000000" + digits;
+    const std::string line = "MAXLINE must be an integer from 1 to 10000000" + digits;
     const std::string hold = "MAXHOLD must be an integer from 1 to 31536000000" + digits;
     for (const std::string& number : kNoNumbers) {
       refused({"LIMIT", "9", "WEIGHT", number}, weight + '"');
@@ -401,7 +401,7 @@ TEST_F(BadInputTest, RefusesInvalidWeightsLinesCapsTagsAndChannels) {
       refused({"MAXHOLD", number}, hold + '"');
     }
     refused({"LIMIT", "9", "WEIGHT", "100001"}, weight + "\"100001\"");
-    refused({"WAIT", "60000", "MAXLINE", "1000001"}, line + "\"1000001\"");
+    refused({"WAIT", "60000", "MAXLINE", "10000001"}, line + "\"10000001\"");
     for (const char* number : {"31536000001", "1000000000000000000", "9223372036854775807"}) {
       refused({"MAXHOLD", number}, hold + '"' + number + '"');
     }

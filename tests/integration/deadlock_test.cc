@@ -165,7 +165,8 @@ TEST_F(DeadlockTest, LeaseEndTimeOutAndDeletionBreakCycle) {
     StartAfresh();
     client_.Do(first);
     MustAcquire(client_, "b", "worker-2");
-    Waiter two(server(), "a", "worker-2", {.wait_ms = std::string(how) == "time-out" ? 200 : 9000});
+    const int64_t wait_ms = std::string(how) == "time-out" ? 1500 : 9000;
+    Waiter two(server(), "a", "worker-2", {.wait_ms = wait_ms});
     EXPECT_TRUE(Ask("b", "worker-1").IsError("DEADLOCK "));
     if (after.empty()) {
       ASSERT_FALSE(two.Read().IsError());
@@ -175,7 +176,7 @@ TEST_F(DeadlockTest, LeaseEndTimeOutAndDeletionBreakCycle) {
     Waiter one(server(), "b", "worker-1");
     EXPECT_FALSE(one.HasReply());
   };
-  expect_free_way("lease", {"LOCK.ACQUIRE", "a", "worker-1", "PX", "200"}, {});
+  expect_free_way("lease", {"LOCK.ACQUIRE", "a", "worker-1", "PX", "1500"}, {});
   expect_free_way("time-out", {"LOCK.ACQUIRE", "a", "worker-1", "PX", "60000"}, {});
   expect_free_way("DEL", {"LOCK.ACQUIRE", "a", "worker-1", "PX", "60000"}, {"DEL", "a"});
   expect_free_way("RENAME", {"LOCK.ACQUIRE", "a", "worker-1", "PX", "60000"},

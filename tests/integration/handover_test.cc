@@ -268,7 +268,7 @@ TEST_F(HandOverTest, NextWaiterIsGrantedWhenLeaseEnds) {
   for (const int active : {1, 0}) {
     SCOPED_TRACE(active != 0 ? "with active expiry" : "without active expiry");
     client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", active);
-    const int64_t alice = MustAcquire(client_, "job", "alice", 600);
+    const int64_t alice = MustAcquire(client_, "job", "alice", 2500);
     const int64_t end = EndOf(client_, "job");
     Waiter bob(server(), "job", "bob");
     Replicated();
@@ -285,14 +285,20 @@ TEST_F(HandOverTest, NextWaiterIsGrantedWhenLeaseEnds) {
 
 // Another client's access removes the key before the module's timer fires.
 TEST_F(HandOverTest, NextWaiterIsGrantedWhenOtherCommandExpiresKey) {
-  MustAcquire(client_, "job", "alice", 100);
+  MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   Replicated();
   RawConnection other_client = server().ConnectRaw();
-  EXPECT_EQ(DoAtOnce(other_client, {{"DEBUG", "SLEEP", "0.15"}, {"EXISTS", "job"}}),
-            (std::vector{Reply::Ok(), Reply::Int(0)}));
+  EXPECT_EQ(DoAtOnce(other_client, {{"LOCK.TOUCH", "job", "alice", "PX", "100"},
+                                    {"DEBUG", "SLEEP", "0.15"},
+                                    {"EXISTS", "job"}}),
+            (std::vector{Reply::Int(1), Reply::Ok(), Reply::Int(0)}));
   const Reply token = bob.Read();
-  EXPECT_EQ(ReplicatedWithoutMulti(), (Commands{{"DEL", "job"}, Granted("job", "bob", token)}));
+  Commands replicated = ReplicatedWithoutMulti();
+  ASSERT_FALSE(replicated.empty());
+  EXPECT_EQ(replicated.front()[0], "LOCK.HELD") << "the touch";
+  replicated.erase(replicated.begin());
+  EXPECT_EQ(replicated, (Commands{{"DEL", "job"}, Granted("job", "bob", token)}));
   ExpectSameElsewhere();
 }
 
@@ -317,9 +323,9 @@ TEST_F(HandOverTest, QueueAdvancesByLeasesAlone) {
 
 // A TTL set by another client is reverted to the lease; the waiter waits for the lease.
 TEST_F(HandOverTest, ChangedTtlIsRevertedToLease) {
-  const int64_t token = MustAcquire(client_, "job", "alice", 1000);
+  const int64_t token = MustAcquire(client_, "job", "alice", 3000);
   const int64_t end = EndOf(client_, "job");
-  const Command held = HeldCommand("job", "alice", {token, end - 1000, end});
+  const Command held = HeldCommand("job", "alice", {token, end - 3000, end});
   Waiter bob(server(), "job", "bob");
   Replicated();
   for (const Command& trick : Commands{{"PERSIST", "job"},
@@ -368,8 +374,11 @@ TEST_F(HandOverTest, WaiterWaitsForLockThatReplacedFirstOne) {
     ExpectSameElsewhere();
 
     // Now her lease counts.
-    EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "zoe", "PX", 50), Reply::Int(1));
-    const int64_t end = EndOf(client_, "job");
+    RawConnection raw = server().ConnectRaw();
+    const std::vector<Reply> shorter =
+        DoAtOnce(raw, {{"LOCK.TOUCH", "job", "zoe", "PX", "50"}, {"PEXPIRETIME", "job"}});
+    EXPECT_EQ(shorter[0], Reply::Int(1));
+    const int64_t end = shorter[1].integer;
     const Reply token = bob.Read();
     ASSERT_TRUE(token.IsInteger()) << token;
     EXPECT_GT(NumbersOf(Granted("job", "bob", token)).since, end);
@@ -381,7 +390,7 @@ TEST_F(HandOverTest, WaiterWaitsForLockThatReplacedFirstOne) {
 TEST_F(HandOverTest, LeaseOfRenamedLockIsTracked) {
   MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
-  MustAcquire(client_, "other", "zoe", 500);
+  MustAcquire(client_, "other", "zoe", 2000);
   const int64_t end = EndOf(client_, "other");
   EXPECT_EQ(client_.Do("RENAME", "other", "job"), Reply::Ok());
   const Reply token = bob.Read();
@@ -466,7 +475,7 @@ TEST_F(HandOverTest, WaiterIsGrantedWhenIncrMakesStringNameIt) {
 }
 
 TEST_F(HandOverTest, WaiterIsGrantedWhenStringExpires) {
-  client_.Do("SET", "job", "alice", "PX", 200);
+  client_.Do("SET", "job", "alice", "PX", 1500);
   const int64_t end = EndOf(client_, "job");
   Waiter bob(server(), "job", "bob");
   Replicated();
@@ -487,11 +496,11 @@ TEST_F(HandOverTest, ProlongedStringStillBlocksWaiters) {
   std::vector<Waiter> waiters;
   for (Command command : prolongings) {
     command.insert(command.begin() + 1, "job:" + std::to_string(waiters.size()));
-    client_.Do("SET", command[1], "alice", "PX", 300);
+    client_.Do("SET", command[1], "alice", "PX", 1500);
     waiters.emplace_back(server(), command[1], "bob");
     EXPECT_FALSE(client_.Do(command).IsError());
   }
-  LetPass(Milliseconds{350});
+  LetPass(Milliseconds{1600});
   for (size_t i = 0; i < waiters.size(); i++) {
     SCOPED_TRACE(prolongings[i][0] + " " + std::to_string(i));
     const std::string key = "job:" + std::to_string(i);

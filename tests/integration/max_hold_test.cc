@@ -98,14 +98,14 @@ TEST_F(MaxHoldTest, CapInThePastEndsTheHoldAtOnce) {
 
 TEST_F(MaxHoldTest, HoldEndsAtTheCapThoughSomethingGoesOnRenewing) {
   MustObtain(client_,
-             Acquiring("job", "alice", MaxHold(300, {"NOTIFY", notices_.channel(), "1"}), 100));
-  const int64_t start = EndOf(client_, "job") - 100;
+             Acquiring("job", "alice", MaxHold(2500, {"NOTIFY", notices_.channel(), "1"}), 1500));
+  const int64_t start = EndOf(client_, "job") - 1500;
   MustQueue("job", "bob", "2");
-  EXPECT_TRUE(Eventually([&] { return Touch("alice", 100) == Reply::Int(0); }));
-  EXPECT_GE(ServerNow(client_), FirstFree(client_, start + 300));
+  EXPECT_TRUE(Eventually([&] { return Touch("alice", 1500) == Reply::Int(0); }));
+  EXPECT_GE(ServerNow(client_), FirstFree(client_, start + 2500));
   EXPECT_TRUE(notices_.Next().ends_with(" expired job"));
   MustBeGranted("2", "job");
-  EXPECT_GE(EndOf(client_, "job") - kMinute, FirstFree(client_, start + 300));
+  EXPECT_GE(EndOf(client_, "job") - kMinute, FirstFree(client_, start + 2500));
   EXPECT_EQ(MaxHoldLeft("bob"), Reply::Nil()) << "the cap was that of the hold";
 }
 
@@ -181,10 +181,10 @@ TEST_F(MaxHoldTest, CapCountsFromGrantOfWaiter) {
 }
 
 TEST_F(MaxHoldTest, LingerFollowsTheCap) {
-  Must("alice", MaxHold(200, {"LINGER", "40000"}), 100);
-  const int64_t start = EndOf(client_, "job") - 100 - 40000;
+  Must("alice", MaxHold(2000, {"LINGER", "40000"}), 1500);
+  const int64_t start = EndOf(client_, "job") - 1500 - 40000;
   EXPECT_EQ(Touch("alice", kMinute), Reply::Int(1));
-  EXPECT_EQ(EndOf(client_, "job"), start + 200 + 40000);
+  EXPECT_EQ(EndOf(client_, "job"), start + 2000 + 40000);
   EXPECT_TRUE(Eventually([&] { return client_.Do("LOCK.FENCE", "job").IsNil(); }));
   EXPECT_EQ(Touch("alice", kMinute), Reply::Int(0));
   EXPECT_EQ(client_.Do(Acquiring("job", "bob", {})), Reply::Nil()) << "closed for the linger";

@@ -152,7 +152,7 @@ TEST_F(MaxLineTest, FullLineComesBeforeWaitLimitAndDeadlock) {
 
 TEST_F(MaxLineTest, LargestLineWorks) {
   MustAcquire(client_, "job", "alice");
-  MustQueue("job", "bob", "1", {"MAXLINE", "1000000"});
+  MustQueue("job", "bob", "1", {"MAXLINE", "10000000"});
 }
 
 }  // namespace

@@ -693,7 +693,7 @@ TEST_F(ModesHoldEndTest, EarlierEndIsReplicatedForLaterWaiter) {
 TEST_F(ModesHoldEndTest, EndedPermitIsGrantedToWaiter) {
   Acquire("b", {"LIMIT", "3"});
   Acquire("c", {"LIMIT", "3"});
-  Acquire("a", {"LIMIT", "3"}, 800);
+  Acquire("a", {"LIMIT", "3"}, 3000);
   Replicated();
   Waiter waiter(primary_);
   waiter.Send("LOCK.ACQUIRE", "job", "w", "PX", kMinute, "LIMIT", 3, "WAIT", kMinute);
@@ -707,8 +707,8 @@ TEST_F(ModesHoldEndTest, EndedPermitIsGrantedToWaiter) {
 }
 
 TEST_F(ModesHoldEndTest, EndOfLastHoldIsReplicatedAsKeyRemoval) {
-  Acquire("a", {"SHARED"}, 30);
-  Acquire("b", {"SHARED", "LINGER", "30"}, 30);
+  Acquire("a", {"SHARED"}, 1500);
+  Acquire("b", {"SHARED", "LINGER", "30"}, 1500);
   Replicated();
   ASSERT_TRUE(Eventually([&] { return client_.Do("DBSIZE") == Reply::Int(0); }));
   const Commands replicated = Replicated();
@@ -766,7 +766,7 @@ TEST_F(ModesHoldEndTest, ReleasesOfCountedHoldAreReplicatedOneByOne) {
 // A replica whose clock says that the lease ended long ago still decrements the count.
 TEST_F(ModesHoldEndTest, ReplicaAppliesReleasesWhateverItsClock) {
   Acquire("other", {"SHARED"});
-  for (int i = 0; i < 3; i++) Acquire("me", {"SHARED", "REENTRANT"}, 1500);
+  for (int i = 0; i < 3; i++) Acquire("me", {"SHARED", "REENTRANT"}, 3000);
   Settle(client_, copy_);
   replica_.Pause();
   EXPECT_EQ(client_.Do("LOCK.RELEASE", "job", "me"), Reply::Int(1));

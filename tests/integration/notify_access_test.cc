@@ -164,7 +164,7 @@ TEST_F(NotifyAccessTest, NothingElseIsPublishedEitherWhenRightIsGone) {
   Client worker = ConnectPublisher();
   MustAcquire(client_, "job", "alice");
   EXPECT_TRUE(worker.Do(Notified("held", "bob", notices_, "1")).integer > 0);
-  EXPECT_EQ(worker.Do(Acquiring("job", "carol", Notifying(notices_.channel(), "2", 100))),
+  EXPECT_EQ(worker.Do(Acquiring("job", "carol", Notifying(notices_.channel(), "2", 1500))),
             Reply::Int(0));
   EXPECT_EQ(worker.Do(Notified("job", "dave", notices_, "3")), Reply::Int(0));
   SetUser({"-publish"});
@@ -207,7 +207,7 @@ class NotifyLimitsTest : public SharedNotifyTest<NotifyLimitsTest> {
 TEST_F(NotifyLimitsTest, PlacesAreLimited) {
   Set("max-queued", 3);
   const Reply refused = Reply::Error(
-      "WAITLIMIT 3 queue entries are the limit of this server (turnstile.max-queued): try again "
+      "WAITLIMIT this server allows at most 3 queue entries (turnstile.max-queued): try again "
       "later");
   MustAcquire(client_, "a", "alice");
   MustQueue("a", "bob", "1", {"ALSO", "1", "b"});  // two places
@@ -244,20 +244,21 @@ TEST_F(NotifyLimitsTest, BlockedClientsAndPlacesAreLimitedSeparately) {
   Waiter bob(server(), "job", "bob");
   MustQueue("job", "carol", "1");
   EXPECT_TRUE(client_.Do(AcquireWaiting("job", "dave"))
-                  .IsError("WAITLIMIT 1 waiting clients are the limit of this server "
+                  .IsError("WAITLIMIT this server allows at most 1 waiting clients "
                            "(turnstile.max-waiters): "));
-  EXPECT_TRUE(
-      client_.Do(Notified("job", "dave", notices_, "2")).IsError("WAITLIMIT 1 queue entries are "));
+  EXPECT_TRUE(client_.Do(Notified("job", "dave", notices_, "2"))
+                  .IsError("WAITLIMIT this server allows at most 1 queue entries "));
   // Each kind may replace the other only where there is room for it.
-  EXPECT_TRUE(
-      client_.Do(Notified("job", "bob", notices_, "3")).IsError("WAITLIMIT 1 queue entries "));
-  EXPECT_TRUE(client_.Do(AcquireWaiting("job", "carol")).IsError("WAITLIMIT 1 waiting clients "));
+  EXPECT_TRUE(client_.Do(Notified("job", "bob", notices_, "3"))
+                  .IsError("WAITLIMIT this server allows at most 1 queue entries "));
+  EXPECT_TRUE(client_.Do(AcquireWaiting("job", "carol"))
+                  .IsError("WAITLIMIT this server allows at most 1 waiting clients "));
   EXPECT_EQ(LineOf(client_, "job"), (Owners{"bob", "carol"}));
   EXPECT_FALSE(bob.HasReply());
   EXPECT_EQ(notices_.Until(client_), Texts{});
   Set("max-queued", 0);
-  EXPECT_TRUE(
-      client_.Do(Notified("job", "dave", notices_, "2")).IsError("WAITLIMIT 0 queue entries are "));
+  EXPECT_TRUE(client_.Do(Notified("job", "dave", notices_, "2"))
+                  .IsError("WAITLIMIT this server allows at most 0 queue entries "));
   Release("job", "alice");
   EXPECT_TRUE(bob.Read().IsInteger());
   Release("job", "bob");
@@ -267,7 +268,7 @@ TEST_F(NotifyLimitsTest, BlockedClientsAndPlacesAreLimitedSeparately) {
 TEST_F(NotifyLimitsTest, WaitsOfOneUserAreLimitedWhateverTheirKind) {
   Client greedy = server().ConnectAs("greedy", {"~*", "&*", "+@all"});
   const std::string full =
-      "WAITLIMIT 2 waiting requests of this user are the limit of this server "
+      "WAITLIMIT this server allows at most 2 waiting requests of this user "
       "(turnstile.max-waiters-per-user): ";
   Set("max-waiters-per-user", 2);
   MustAcquire(client_, "job", "alice");

@@ -110,7 +110,7 @@ TEST_F(NotifyFailoverTest, BindingsEndSilentlyAtDemotion) {
   Client& old = pair_.primary();
   const int64_t token = Ask("job", "alice", "1").integer;
   const int64_t brief =
-      old.Do(Acquiring("brief", "alice", {"NOTIFY", notices_.channel(), "2"}, 500)).integer;
+      old.Do(Acquiring("brief", "alice", {"NOTIFY", notices_.channel(), "2"}, 2500)).integer;
   EXPECT_TRUE(token > 0 && brief > 0);
   pair_.AwaitReplica();
   const int64_t end = EndOf(old, "brief");

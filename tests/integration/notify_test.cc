@@ -241,9 +241,12 @@ TEST_F(NotifyTest, FullMemoryIsPublished) {
 }
 
 TEST_F(NotifyTest, MissingReplicasArePublished) {
-  MustAcquire(client_, "job", "alice", 100);
+  MustAcquire(client_, "job", "alice");
   MustQueue("job", "bob", "1");
-  EXPECT_EQ(client_.Do("CONFIG", "SET", "min-replicas-to-write", 1), Reply::Ok());
+  RawConnection raw = server().ConnectRaw();
+  EXPECT_EQ(DoAtOnce(raw, {{"LOCK.TOUCH", "job", "alice", "PX", "1"},
+                           {"CONFIG", "SET", "min-replicas-to-write", "1"}}),
+            (std::vector{Reply::Int(1), Reply::Ok()}));
   const std::string message = notices_.Next();
   EXPECT_EQ(client_.Do("CONFIG", "SET", "min-replicas-to-write", 0), Reply::Ok());
   EXPECT_TRUE(message.starts_with("1 error NOREPLICAS ")) << message;
@@ -603,7 +606,8 @@ TEST_F(NotifyTest, EndOfLeaseIsPublishedWithinMillisecondsThoughNobodyWaits) {
     SCOPED_TRACE(active_expiry ? "the server expires keys" : "nobody looks at the key");
     client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", active_expiry ? 1 : 0);
     // A busy machine may be late more than once.
-    EXPECT_TRUE(Eventually([&] { return lateness(active_expiry) <= 10 || HasFailure(); }));
+    EXPECT_TRUE(Eventually([&] { return lateness(active_expiry) <= 10 || HasFailure(); },
+                           Milliseconds{30000}));
   }
   client_.Do("DEBUG", "SET-ACTIVE-EXPIRE", 1);
   EXPECT_EQ(Published(), Texts{}) << "once";
@@ -621,7 +625,7 @@ TEST_F(NotifyTest, EndOfLeaseIsPublishedBeforeLinger) {
 }
 
 TEST_F(NotifyTest, EachHolderIsToldOfItsOwnLease) {
-  const int64_t a = MustHold("job", "a", "a", {"SHARED"}, 100);
+  const int64_t a = MustHold("job", "a", "a", {"SHARED"}, 1500);
   const int64_t b = MustHold("job", "b", "b", {"SHARED"}, 50);
   MustHold("job", "c", "c", {"SHARED"});
   EXPECT_EQ(notices_.Next(), LostNotice("b", b, "expired", "job"));
@@ -631,8 +635,9 @@ TEST_F(NotifyTest, EachHolderIsToldOfItsOwnLease) {
 }
 
 TEST_F(NotifyTest, LossIsPublishedBeforeGrantThatItAllows) {
-  const int64_t token = MustHold("job", "alice", "1", {}, 50);
+  const int64_t token = MustHold("job", "alice", "1");
   MustQueue("job", "bob", "2");
+  EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "alice", "PX", 20), Reply::Int(1));
   EXPECT_EQ(notices_.Next(), LostNotice("1", token, "expired", "job"));
   const int64_t next = MustBeGranted("2", "job");
   MustQueue("job", "carol", "3");
@@ -652,9 +657,15 @@ TEST_F(NotifyTest, LossOfSessionIsPublishedBeforeGrantThatItAllows) {
 }
 
 TEST_F(NotifyTest, TouchMovesTheEnd) {
-  const int64_t token = MustHold("job", "alice", "1", {}, 100);
-  EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "alice", "PX", 400), Reply::Int(1));
-  int64_t end = EndOf(client_, "job");
+  RawConnection raw = server().ConnectRaw();
+  const std::vector<Reply> replies =
+      DoAtOnce(raw, {Acquiring("job", "alice", {"NOTIFY", notices_.channel(), "1"}, 100),
+                     {"LOCK.TOUCH", "job", "alice", "PX", "400"},
+                     {"PEXPIRETIME", "job"}});
+  const int64_t token = replies[0].integer;
+  EXPECT_GT(token, 0) << replies[0];
+  EXPECT_EQ(replies[1], Reply::Int(1));
+  const int64_t end = replies[2].integer;
   EXPECT_EQ(notices_.Next(), LostNotice("1", token, "expired", "job"));
   EXPECT_GE(ServerNow(client_), FirstFree(client_, end));
 
@@ -713,7 +724,7 @@ TEST_F(NotifyTest, SessionHasNoConnectionInScripts) {
 // --- Which channel a hold is bound to ---------------------------------------------------------
 
 TEST_F(NotifyTest, AcquireWithoutNotifyLeavesBinding) {
-  const int64_t token = MustHold("job", "alice", "1", {}, 100);
+  const int64_t token = MustHold("job", "alice", "1");
   EXPECT_EQ(MustAcquire(client_, "job", "alice"), token);
   EXPECT_EQ(client_.Do(AcquireWaiting("job", "alice")), Reply::Int(token));
   client_.Do("DEL", "job");
@@ -830,9 +841,11 @@ TEST_F(NotifyTest, SameChannelAndIdTakesOverPlaceSilently) {
 
 TEST_F(NotifyTest, NewerCallSetsTimeOut) {
   MustAcquire(client_, "job", "alice");
-  MustQueue(Acquiring("job", "bob", Notifying(notices_.channel(), "1", 100)));
+  RawConnection raw = server().ConnectRaw();
+  EXPECT_EQ(DoAtOnce(raw, {Acquiring("job", "bob", Notifying(notices_.channel(), "1", 100)),
+                           Notified("job", "bob", notices_, "1")}),
+            (std::vector{Reply::Int(0), Reply::Int(0)}));
   const int64_t end = ServerNow(client_) + 100;
-  MustQueue("job", "bob", "1");
   ASSERT_TRUE(Eventually([&] { return ServerNow(client_) > end + 20; }));
   EXPECT_EQ(Published(), Texts{}) << "the first time-out is void";
   EXPECT_EQ(LineOf(client_, "job"), Owners{"bob"});
@@ -1048,7 +1061,7 @@ TEST_F(NotifyTest, RemovedKeyIsHandedOn) {
 }
 
 TEST_F(NotifyTest, WaitersFollowPlainLocks) {
-  client_.Do("SET", "job", "plain", "PX", 100);
+  client_.Do("SET", "job", "plain", "PX", 5000);
   MustQueue("job", "bob", "1");
   EXPECT_EQ(client_.Do("PEXPIRE", "job", 60000), Reply::Int(1));
   EXPECT_EQ(client_.Do("DEL", "job"), Reply::Int(1));
@@ -1089,10 +1102,13 @@ TEST_F(NotifyTest, DatabasesAreIndependent) {
 
 // What the server must not write, nobody is told of.
 TEST_F(NotifyTest, NothingIsGrantedWhileWritesArePaused) {
-  MustAcquire(client_, "job", "alice", 50);
-  const int64_t end = EndOf(client_, "job");
+  MustAcquire(client_, "job", "alice");
   MustQueue("job", "bob", "1");
-  EXPECT_EQ(client_.Do("CLIENT", "PAUSE", 60000, "WRITE"), Reply::Ok());
+  RawConnection raw = server().ConnectRaw();
+  EXPECT_EQ(DoAtOnce(raw, {{"LOCK.TOUCH", "job", "alice", "PX", "1"},
+                           {"CLIENT", "PAUSE", "60000", "WRITE"}}),
+            (std::vector{Reply::Int(1), Reply::Ok()}));
+  const int64_t end = ServerNow(client_) + 1;  // at the latest
   EXPECT_TRUE(Eventually([&] { return ServerNow(client_) > end + 100; }));
   EXPECT_FALSE(notices_.HasNext());
   EXPECT_EQ(client_.Do("CLIENT", "UNPAUSE"), Reply::Ok());

@@ -330,7 +330,7 @@ TEST(DumpRestoreTest, LeaseInPayloadOverridesTtl) {
 TEST(DumpRestoreTest, EndedLeaseIsNotRevived) {
   Server server;
   Client client = server.Connect();
-  const int64_t token = MustAcquire(client, "job", "me", 300);
+  const int64_t token = MustAcquire(client, "job", "me", 2000);
   const int64_t end = EndOf(client, "job");
   const std::string payload = client.Do("DUMP", "job").text;
   ASSERT_TRUE(Eventually([&] { return ServerNow(client) > end; }));

@@ -523,7 +523,7 @@ TEST_F(ReplicaTest, ReplicaServesOnlyReadCommands) {
 // ago. It applies them.
 TEST_F(ReplicaTest, ReplicaAppliesFactsWhateverItsClock) {
   for (const char* key : {"released", "touched", "asked again"}) {
-    MustAcquire(client_, key, "me", 800);
+    MustAcquire(client_, key, "me", 3000);
   }
   Settle(client_);
   const int64_t end = EndOf(client_, "asked again");

@@ -62,7 +62,7 @@ TEST_F(SubscriptionsTest, TheyFollowWhatIsThere) {
 }
 
 TEST_F(SubscriptionsTest, LeadOfClockIsToldToCopiesWithoutLocks) {
-  Server server({.args = {"--turnstile.token-margin-ms", "1000", "--appendonly", "yes",
+  Server server({.args = {"--turnstile.token-margin-ms", "4000", "--appendonly", "yes",
                           "--aof-use-rdb-preamble", "no"}});
   Client client = server.Connect();
   MustAcquire(client, "job", "alice");

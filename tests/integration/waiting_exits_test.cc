@@ -154,7 +154,7 @@ TEST_F(WaitExitsTest, PipelinedCommandsAfterWaitKeepTheirOrder) {
     MustAcquire(client_, "job", "alice");
     Waiter bob(server());
     bob.Send("INCR", "n");
-    bob.Send(AcquireWaiting("job", "bob", {.wait_ms = how == "time-out" ? 100 : kMinute}));
+    bob.Send(AcquireWaiting("job", "bob", {.wait_ms = how == "time-out" ? 2000 : kMinute}));
     bob.Send("INCR", "n");
     bob.Send("LOCK.INFO", "job");
     bob.Send("PING");
@@ -216,8 +216,9 @@ TEST_F(WaitExitsTest, TimeOutsDoNotWaitForCron) {
 
 TEST_F(WaitExitsTest, EachWaitHasItsOwnTimeOut) {
   MustAcquire(client_, "job", "alice");
-  Waiter first(server(), "job", "first", {.wait_ms = 500});
-  Waiter second(server(), "job", "second", {.wait_ms = 250});
+  Waiter first(server(), "job", "first", {.wait_ms = 3000});
+  Client second = server().Connect();
+  second.Send(AcquireWaiting("job", "second", {.wait_ms = 250}));
   Waiter third(server(), "job", "third");
   EXPECT_EQ(second.Read(), Reply::Nil());
   EXPECT_FALSE(first.HasReply());
@@ -238,7 +239,7 @@ TEST(SteppedClockTest, ClockStepsDoNotChangeLengthOfWait) {
     SCOPED_TRACE(ahead);
     MustAcquire(client, "job", "alice", 5 * kHour);
     const auto asked = Clock::now();
-    Waiter bob(server, "job", "bob", {.wait_ms = 400});
+    Waiter bob(server, "job", "bob", {.wait_ms = 2000});
     Waiter carol(server, "job", "carol");
     clock.Set(Milliseconds{ahead}, client);
     const Reply info = client.Do("LOCK.INFO", "job");
@@ -247,7 +248,7 @@ TEST(SteppedClockTest, ClockStepsDoNotChangeLengthOfWait) {
       EXPECT_LT(place.Field("left-ms").integer, kHour);
     }
     EXPECT_EQ(bob.Read(), Reply::Nil());
-    EXPECT_GE(Clock::now() - asked, Milliseconds{400});
+    EXPECT_GE(Clock::now() - asked, Milliseconds{2000});
     EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "alice"), Reply::Int(1));
     EXPECT_TRUE(carol.Read().IsInteger());
     EXPECT_EQ(client.Do("LOCK.RELEASE", "job", "carol"), Reply::Int(1));
@@ -288,7 +289,7 @@ TEST(SteppedClockTest, UpgradeIsServedAfterClockStepBack) {
   const int64_t over = ServerNow(client) + 100;
   ASSERT_TRUE(Eventually([&] { return ServerNow(client) > over; }));
   Waiter carol(server, "job", "carol");
-  clock.Set(-Milliseconds{1000}, client);
+  clock.Set(-Milliseconds{3000}, client);
   Waiter alice(server, "job", "alice", {.wait_ms = 10000});
   EXPECT_EQ(HoldersOf(client, "job"), (Owners{"alice", "bob"}));
   EXPECT_TRUE(alice.Read().IsInteger());
@@ -372,12 +373,15 @@ TEST_F(RefusedGrantTest, WaiterOfDeletedUserIsDisconnected) {
 }
 
 TEST_F(RefusedGrantTest, NothingIsGrantedWithoutEnoughReplicas) {
-  MustAcquire(client_, "job", "alice", 200);
+  MustAcquire(client_, "job", "alice");
   RawWaiter bob(server());
   bob.Wait("job", "bob");
   RawWaiter carol(server());
   carol.Wait("job", "carol");
-  EXPECT_EQ(client_.Do("CONFIG", "SET", "min-replicas-to-write", 1), Reply::Ok());
+  RawConnection raw = server().ConnectRaw();
+  EXPECT_EQ(DoAtOnce(raw, {{"LOCK.TOUCH", "job", "alice", "PX", "1"},
+                           {"CONFIG", "SET", "min-replicas-to-write", "1"}}),
+            (std::vector{Reply::Int(1), Reply::Ok()}));
   const Reply direct = client_.Do("LOCK.ACQUIRE", "job", "dave", "PX", kMinute);
   EXPECT_TRUE(direct.IsError("NOREPLICAS")) << direct;
   EXPECT_EQ(bob.connection.ReadReply(), direct);
@@ -405,7 +409,7 @@ TEST_F(RefusedGrantTest, WaiterIsRefusedWhenMemoryIsFull) {
 TEST(MisconfTest, NothingIsGrantedWhenServerCannotSave) {
   Server server({.args = {"--save", "3600 1"}});
   Client client = server.Connect();
-  MustAcquire(client, "job", "alice", 1000);
+  MustAcquire(client, "job", "alice", 3000);
   RawWaiter bob(server);
   bob.Wait("job", "bob");
   // The file cannot replace a folder.
@@ -426,16 +430,33 @@ TEST(MisconfTest, NothingIsGrantedWhenServerCannotSave) {
 class PausedWritesTest : public SharedWaitingTest<PausedWritesTest> {
  public:
   static ServerOptions Options() { return {.args = {"--appendonly", "yes"}}; }
+
+ protected:
+  // The lease of "job" ends in the first moments of the pause.
+  void PauseAndLetLeaseEnd(int64_t pause_ms, const std::string& what) {
+    RawConnection raw = server().ConnectRaw();
+    EXPECT_EQ(DoAtOnce(raw, {{"LOCK.TOUCH", "job", "alice", "PX", "1"},
+                             {"CLIENT", "PAUSE", std::to_string(pause_ms), what}}),
+              (std::vector{Reply::Int(1), Reply::Ok()}));
+  }
+
+  // Waits for "job". It is in the line when this returns, unless its time is already over.
+  RawConnection WaitBriefly(const std::string& owner, int64_t wait_ms) {
+    RawConnection connection = server().ConnectRaw();
+    SendAtOnce(connection, {{"PING"}, AcquireWaiting("job", owner, {.wait_ms = wait_ms})});
+    EXPECT_EQ(connection.ReadReply(), Reply::Status("PONG"));
+    return connection;
+  }
 };
 
 TEST_F(PausedWritesTest, PauseDelaysGrantsButNotTimeOuts) {
-  MustAcquire(client_, "job", "alice", 100);
-  const int64_t end = EndOf(client_, "job");
+  MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
-  Waiter carol(server(), "job", "carol", {.wait_ms = 250});
-  EXPECT_EQ(client_.Do("CLIENT", "PAUSE", 60000, "WRITE"), Reply::Ok());
-  EXPECT_EQ(carol.Read(), Reply::Nil());
-  EXPECT_GT(ServerNow(client_), end);
+  RawConnection carol = WaitBriefly("carol", 250);
+  PauseAndLetLeaseEnd(60000, "WRITE");
+  const int64_t end = ServerNow(client_) + 1;  // at the latest
+  EXPECT_EQ(carol.ReadReply(), Reply::Nil());
+  EXPECT_TRUE(Eventually([&] { return ServerNow(client_) > end; }));
   EXPECT_FALSE(bob.HasReply(Milliseconds{50}));
   EXPECT_EQ(LineOf(client_, "job"), Owners{"bob"});
   EXPECT_EQ(client_.Do("CLIENT", "UNPAUSE"), Reply::Ok());
@@ -459,12 +480,11 @@ TEST_F(PausedWritesTest, LockFreedJustBeforePauseIsGrantedAfterIt) {
 }
 
 TEST_F(PausedWritesTest, WaitersCanLeaveDuringPause) {
-  MustAcquire(client_, "job", "alice", 50);
+  MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   Waiter carol(server(), "job", "carol");
   Waiter dave(server(), "job", "dave");
-  RawConnection raw = server().ConnectRaw();
-  raw.Do("CLIENT", "PAUSE", 60000, "WRITE");
+  PauseAndLetLeaseEnd(60000, "WRITE");
   bob.Close();
   client_.Do("CLIENT", "UNBLOCK", carol.id(), "ERROR");
   EXPECT_TRUE(carol.Read().IsError("UNBLOCKED"));
@@ -497,15 +517,15 @@ TEST_F(PausedWritesTest, UndeliveredGrantIsTakenBackAfterPause) {
 }
 
 TEST_F(PausedWritesTest, FullPauseDelaysGrantsButNotTimeOuts) {
-  MustAcquire(client_, "job", "alice", 100);
+  MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
-  Waiter carol(server(), "job", "carol", {.wait_ms = 150});
+  RawConnection carol = WaitBriefly("carol", 250);
   const auto start = Clock::now();
-  EXPECT_EQ(client_.Do("CLIENT", "PAUSE", 500, "ALL"), Reply::Ok());
-  EXPECT_EQ(carol.Read(), Reply::Nil());
-  EXPECT_LT(Clock::now() - start, Milliseconds{450}) << "during the pause";
+  PauseAndLetLeaseEnd(3000, "ALL");
+  EXPECT_EQ(carol.ReadReply(), Reply::Nil());
+  EXPECT_LT(Clock::now() - start, Milliseconds{2900}) << "during the pause";
   EXPECT_TRUE(bob.Read().IsInteger());
-  EXPECT_GE(Clock::now() - start, Milliseconds{499}) << "after the pause";
+  EXPECT_GE(Clock::now() - start, Milliseconds{2999}) << "after the pause";
 }
 
 // Waiting uses no CPU, even while a free lock cannot be granted.
@@ -539,11 +559,12 @@ TEST_F(PausedWritesTest, QueueSurvivesReload) {
     SCOPED_TRACE(how);
     StartAfresh();
     MustAcquire(client_, "job", "alice");
-    MustAcquire(client_, "short", "alice", 700);
+    MustAcquire(client_, "short", "alice");
     client_.Do("SET", "plain", "alice");
     Waiter bob(server(), "job", "bob");
     Waiter carol(server(), "short", "carol");
     Waiter dave(server(), "plain", "dave");
+    EXPECT_EQ(client_.Do("LOCK.TOUCH", "short", "alice", "PX", 700), Reply::Int(1));
     EXPECT_EQ(client_.Do("DEBUG", how), Reply::Ok());
     EXPECT_FALSE(bob.HasReply());
     EXPECT_EQ(HolderOf(client_, "job"), "alice");
@@ -560,10 +581,12 @@ TEST_F(PausedWritesTest, QueueSurvivesReload) {
 // --- Long scripts -----------------------------------------------------------------------------
 
 TEST_F(WaitExitsTest, LongScriptDelaysGrant) {
-  MustAcquire(client_, "job", "alice", 100);
+  MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
+  RawConnection raw = server().ConnectRaw();
   const auto start = Clock::now();
-  EXPECT_EQ(client_.Do(BusyScript(250)), Reply::Nil());
+  EXPECT_EQ(DoAtOnce(raw, {{"LOCK.TOUCH", "job", "alice", "PX", "1"}, BusyScript(250)}),
+            (std::vector{Reply::Int(1), Reply::Nil()}));
   EXPECT_TRUE(bob.Read().IsInteger());
   EXPECT_GE(Clock::now() - start, Milliseconds{250});
   EXPECT_EQ(HolderOf(client_, "job"), "bob");
@@ -572,18 +595,20 @@ TEST_F(WaitExitsTest, LongScriptDelaysGrant) {
 // While the server answers BUSY, connections can close, but nothing else happens.
 TEST_F(WaitExitsTest, WaitersCanLeaveDuringLongScript) {
   client_.Do("CONFIG", "SET", "busy-reply-threshold", 10);
-  MustAcquire(client_, "job", "alice", 100);
+  MustAcquire(client_, "job", "alice");
   Waiter bob(server(), "job", "bob");
   Waiter carol(server(), "job", "carol");
   Waiter dave(server(), "job", "dave");
-  Client script = server().Connect();
-  script.Send(BusyScript(400));
+  RawConnection raw = server().ConnectRaw();
+  SendAtOnce(raw, {{"LOCK.TOUCH", "job", "alice", "PX", "1"}, BusyScript(20000)});
   ASSERT_TRUE(Eventually([&] { return client_.Do("PING").IsError("BUSY"); }));
   bob.Close();
   EXPECT_FALSE(carol.HasReply(Milliseconds{150})) << "the lease is over, but the script is not";
-  EXPECT_FALSE(script.HasReply());
+  EXPECT_TRUE(client_.Do("PING").IsError("BUSY"));
   carol.Close();
-  EXPECT_EQ(script.Read(), Reply::Nil());
+  EXPECT_EQ(client_.Do("SCRIPT", "KILL"), Reply::Ok());
+  EXPECT_EQ(raw.ReadReply(), Reply::Int(1));
+  EXPECT_TRUE(raw.ReadReply().IsError());
   // Whether the server noticed carol's disconnection before it granted the lock is open.
   if (HolderOf(client_, "job") == "carol") Release("job", "carol");
   EXPECT_TRUE(dave.Read().IsInteger());

@@ -118,7 +118,7 @@ TEST_F(WaitingLimitsTest, WaitersOfOneUserAreLimited) {
   Waiter carol(server(), {"AUTH", "greedy", "x"});
   carol.Wait("job", "carol");
   EXPECT_EQ(as_user.Do(AcquireWaiting("job", "dave")),
-            Reply::Error("WAITLIMIT 2 waiting requests of this user are the limit of this server "
+            Reply::Error("WAITLIMIT this server allows at most 2 waiting requests of this user "
                          "(turnstile.max-waiters-per-user): try again later"));
   // A newer call of the same owner takes over its position, so it does not count; other users can
   // wait.
@@ -195,20 +195,19 @@ TEST(ModuleCallerTest, CallFromModuleDoesNotWait) {
 TEST(WaitingMemoryTest, GrantIsRefusedOnlyIfMemoryIsFullAtGrant) {
   Server server;
   Client client = server.Connect();
-  const auto set_maxmemory = [&](int64_t bytes) {
-    EXPECT_EQ(client.Do("CONFIG", "SET", "maxmemory", bytes), Reply::Ok());
-  };
-  MustAcquire(client, "job", "alice", 500);
+  const Command shorten = {"LOCK.TOUCH", "job", "alice", "PX", "300"};
+  const Command fill = {"CONFIG", "SET", "maxmemory", "1"};
+  const Command empty = {"CONFIG", "SET", "maxmemory", "0"};
+  RawConnection raw = server.ConnectRaw();
+  MustAcquire(client, "job", "alice");
   Waiter bob(server, "job", "bob");
-  set_maxmemory(1);
+  EXPECT_EQ(DoAtOnce(raw, {shorten, fill}), (std::vector{Reply::Int(1), Reply::Ok()}));
   EXPECT_TRUE(bob.Read().IsError("OOM "));
 
-  set_maxmemory(0);
-  MustAcquire(client, "job", "alice", 500);
+  EXPECT_EQ(client.Do(empty), Reply::Ok());
+  MustAcquire(client, "job", "alice");
   Waiter carol(server, "job", "carol");
-  set_maxmemory(1);
-  EXPECT_TRUE(client.Do("SET", "x", "1").IsError("OOM "));
-  set_maxmemory(0);
+  EXPECT_TRUE(DoAtOnce(raw, {shorten, fill, {"SET", "x", "1"}, empty})[2].IsError("OOM "));
   EXPECT_TRUE(carol.Read().IsInteger());
 }
 

@@ -195,12 +195,12 @@ TEST_F(WaitingTest, SetNxMayWinBeforeHandOver) {
 }
 
 TEST_F(WaitingTest, HolderCanReacquireAndTouchWhileOthersWait) {
-  const int64_t token = MustAcquire(client_, "job", "alice", 1000);
+  const int64_t token = MustAcquire(client_, "job", "alice", 3000);
   Waiter bob(server(), "job", "bob");
   EXPECT_EQ(MustAcquire(client_, "job", "alice"), token);
   EXPECT_EQ(client_.Do(AcquireWaiting("job", "alice")), Reply::Int(token));
   EXPECT_EQ(client_.Do("LOCK.TOUCH", "job", "alice", "PX", kMinute), Reply::Int(1));
-  EXPECT_FALSE(bob.HasReply(Milliseconds{1100})) << "the first lease would be over";
+  EXPECT_FALSE(bob.HasReply(Milliseconds{3100})) << "the first lease would be over";
   EXPECT_EQ(LineOf(client_, "job"), Owners{"bob"});
 
   // A shorter lease takes effect too, set by a touch or by a call, without the server's own expiry.
@@ -492,7 +492,7 @@ TEST_F(WaitingTest, MaxWaitersLimitsWaitingCalls) {
   Waiter bob(server(), "job", "bob");
   Waiter carol(server(), "other", "carol");
   const Reply full = Reply::Error(
-      "WAITLIMIT 2 waiting clients are the limit of this server (turnstile.max-waiters): try again "
+      "WAITLIMIT this server allows at most 2 waiting clients (turnstile.max-waiters): try again "
       "later");
   EXPECT_EQ(client_.Do(AcquireWaiting("job", "dave")), full);
   EXPECT_EQ(client_.Do(AcquireWaiting("other", "dave")), full);
@@ -506,7 +506,8 @@ TEST_F(WaitingTest, MaxWaitersLimitsWaitingCalls) {
   EXPECT_TRUE(again.Read().IsInteger());
   Waiter dave(server(), "job", "dave");
   EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.max-waiters", 0), Reply::Ok());
-  EXPECT_TRUE(client_.Do(AcquireWaiting("job", "erin")).IsError("WAITLIMIT 0 "));
+  EXPECT_TRUE(
+      client_.Do(AcquireWaiting("job", "erin")).IsError("WAITLIMIT this server allows at most 0 "));
   Release("job", "bob");
   EXPECT_TRUE(dave.Read().IsInteger()) << "existing waiters stay";
   EXPECT_EQ(client_.Do("CONFIG", "SET", "turnstile.max-waiters", 5000), Reply::Ok());

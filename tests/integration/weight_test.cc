@@ -149,7 +149,7 @@ TEST_F(WeightTest, HeavyRequestThatLeavesLetsOthersIn) {
 }
 
 TEST_F(WeightTest, WeightIsFreedWhenLeaseEnds) {
-  MustObtain(client_, Acquiring("job", "alice", Weighing(3, 4), 100));
+  MustObtain(client_, Acquiring("job", "alice", Weighing(3, 4), 1500));
   const int64_t end = EndOf(client_, "job");
   Must("bob", 1, 4);
   Waiter carol = Wait("carol", 3, 4);

@@ -1662,13 +1662,16 @@ class History {
     EXPECT_EQ(primary_->fault(), nullptr) << primary_->fault();
     size_t blocked = 0;
     size_t places = 0;
-    const auto count = [&](const Ask& ask) {
-      ask.notify.has_value() ? places += ask.keys.size() : ++blocked;
-    };
-    for (const auto& [call, wait] : model_.waits) count(wait.ask);
-    for (const auto& [call, wait] : ended_) count(wait.ask);
+    size_t ended_places = 0;
+    for (const auto& [call, wait] : model_.waits) {
+      wait.ask.notify.has_value() ? places += wait.ask.keys.size() : ++blocked;
+    }
+    for (const auto& [call, wait] : ended_) {
+      wait.ask.notify.has_value() ? ended_places += wait.ask.keys.size() : ++blocked;
+    }
     EXPECT_EQ(primary_->waiting(), blocked);
     EXPECT_EQ(primary_->engine().waiting().places(), places);
+    EXPECT_EQ(primary_->engine().waiting().ended_places(), ended_places);
     EXPECT_EQ(primary_->engine().queue().size(), model_.waits.size());
     EXPECT_EQ(Number(primary_->engine().tokens().clock().reading()), model_.last_token);
     const auto lines = Lines();

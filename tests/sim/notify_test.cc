@@ -442,6 +442,31 @@ TEST_F(NotifyTest, ManyReceiversOfAMessageCostWhatTheyCost) {
   one_by_one(keys.size());  // demoted
 }
 
+TEST_F(NotifyTest, MessagesDoNotKeepFreeLocksFromWaiters) {
+  constexpr size_t kLost = 200;
+  std::vector<std::string> keys;
+  for (size_t i = 0; i < kLost; ++i) keys.push_back("lost-" + std::to_string(i));
+  for (const std::string& key : keys) {
+    ASSERT_EQ(Try({.owner = "bob", .keys = {key}, .id = "i"}), "granted");
+  }
+  Hold("ann");
+  Try({.owner = "cid", .id = "waits", .wait = Millis{5'000}});
+  Turn();
+  for (const std::string& key : keys) host_.Delete(0, key, now_);
+  Release("ann");
+  const Texts first = Turn(160);
+  EXPECT_EQ(std::count(first.begin(), first.end(), "waits granted a"), 1);
+  EXPECT_LT(first.size(), kLost / 2) << "the pass is bounded";
+  size_t told = first.size();
+  while (told < kLost + 1) {
+    ASSERT_TRUE(host_.NextDue().IsDueAt(now_.moment()));
+    const Texts more = Turn(160);
+    ASSERT_FALSE(more.empty());
+    told += more.size();
+  }
+  EXPECT_EQ(Turn(), Texts());
+}
+
 // In a cluster a slot leaves with all who wait for its locks.
 TEST_F(NotifyTest, WaitsForLostSlotsEndWithinTheBudget) {
   constexpr size_t kWaits = 300;
@@ -602,6 +627,19 @@ TEST_F(NotifyTest, OtherIdOrChannelSupersedesTheOlderCall) {
   Release("ann");
   EXPECT_EQ(Turn(), Texts{"d/j granted a"});
   EXPECT_EQ(places(), 1U);
+}
+
+// Two owners may have chosen the same id.
+TEST_F(NotifyTest, CallOfAnotherOwnerWithTheSameIdRetractsNothing) {
+  Hold("ann");
+  Hold("ann", {"b"});
+  Try({.owner = "bob", .id = "i"});
+  Release("bob");
+  EXPECT_EQ(Try({.owner = "cid", .keys = {"b"}, .id = "i"}), "queued");
+  EXPECT_EQ(Turn(), Texts{"i cancelled a"});
+  Release("cid", {"b"});
+  EXPECT_EQ(Try({.owner = "cid", .keys = {"b"}, .id = "i"}), "queued");
+  EXPECT_EQ(Turn(), Texts()) << "the newer call was answered under this id";
 }
 
 // Two changes before anybody was told.
@@ -1035,6 +1073,27 @@ TEST_F(NotifyTest, MaxQueuedTreatsReplacedWaitsAsGone) {
       << "also beyond a limit that was lowered";
 }
 
+// A script can enter and leave a line any number of times before anything is published.
+TEST_F(NotifyTest, MaxQueuedBoundsWhatIsToBePublished) {
+  settings().max_queued = 3;
+  Hold("ann");
+  for (const std::string_view id : {"1", "2", "3", "4"}) {
+    EXPECT_EQ(Try({.owner = "bob", .id = id}), "queued");
+    EXPECT_EQ(Release("bob"), 1U);
+  }
+  EXPECT_EQ(places(), 0U);
+  EXPECT_EQ(host_.engine().waiting().ended_places(), 4U);
+  EXPECT_EQ(Try({.owner = "cid", .id = "j"}), "queue limit");
+  EXPECT_EQ(Try({.owner = "dan", .connection = 9}), "waits");
+  EXPECT_EQ(Turn().size(), 4U);
+  EXPECT_EQ(Try({.owner = "cid", .id = "j"}), "queued");
+  EXPECT_EQ(Try({.owner = "cid", .id = "k"}), "queued");
+  EXPECT_EQ(Try({.owner = "cid", .id = "l"}), "queued");
+  EXPECT_EQ(Try({.owner = "cid", .id = "m"}), "queued");
+  EXPECT_EQ(Try({.owner = "cid", .id = "n"}), "queue limit") << "three are superseded already";
+  EXPECT_EQ(Turn(), (Texts{"j superseded a", "k superseded a", "l superseded a"}));
+}
+
 TEST_F(NotifyTest, MaxWaitersCountsBlockedClientsOnly) {
   settings().max_waiters = 1;
   Hold("ann");
@@ -1067,6 +1126,17 @@ TEST_F(NotifyTest, MaxWaitersPerUserCountsBothKindsOfWaits) {
   Release("bob", {"b"});
   Turn();
   EXPECT_EQ(Try({.owner = "eve", .id = "j", .user = "u"}), "queued");
+}
+
+TEST_F(NotifyTest, MaxWaitersPerUserIsNotPassedByReplacingWaitsOfAnotherUser) {
+  settings().max_waiters_per_user = 1;
+  Hold("ann");
+  Hold("ann", {"b"});
+  Try({.owner = "bob", .id = "i", .user = "u"});
+  Try({.owner = "bob", .keys = {"b"}, .id = "j", .user = "v"});
+  EXPECT_EQ(Try({.owner = "bob", .keys = {"b"}, .id = "k", .user = "u"}), "user wait limit");
+  EXPECT_EQ(OwnersIn("b"), "bob ") << "the older wait stays";
+  EXPECT_EQ(Turn(), Texts());
 }
 
 // --- WEIGHT and MAXHOLD of those who wait -------------------------------------------------------

@@ -88,7 +88,7 @@ class SimHost::As {
   SimHost* running_;
 };
 
-SimHost::SimHost() : engine_(*this) {}
+SimHost::SimHost() : engine_(*this, HashKey{}) {}
 
 SimHost::~SimHost() {
   // As at the end of a process nobody is answered; but the calls have to be freed.
@@ -935,13 +935,17 @@ Host::NotifiedCaller SimHost::CallerToNotify(std::string_view /*channel*/, LockN
   return {.user = caller_->user, .refusal = std::nullopt};
 }
 
-size_t SimHost::Publish(const Notice& notice) {
+// The cost is counted, so that a seed gives one history.
+Delivery SimHost::Publish(const Notice& notice) {
   if (doing_ != Doing::kPass) Fail("published outside a pass");
   const bool permitted = !users_who_may_not_publish.contains(notice.user);
   const auto found = subscribers.find(notice.to.channel);
   const size_t receivers = permitted && found != subscribers.end() ? found->second : 0;
   if (on_notice) on_notice(notice, receivers);
-  return receivers;
+  constexpr size_t kBytesPerUnit = 4096;
+  return {.receivers = receivers,
+          .cost = (receivers > 1 ? receivers - 1 : 0) +
+                  notice.key.size() * (receivers + 1) / kBytesPerUnit};
 }
 
 std::optional<Host::ParkableCaller> SimHost::CallerToPark() {

@@ -253,7 +253,7 @@ class SimHost final : public Host {
   void EmitLost(LockName lock, Loss how) override {
     if (on_event) on_event(lock, LockEvent::kLost, how);
   }
-  size_t Publish(const Notice& notice) override;
+  Delivery Publish(const Notice& notice) override;
   void Warn(const std::string& text) override {
     if (on_warning) on_warning(text);
   }

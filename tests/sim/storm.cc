@@ -1611,7 +1611,8 @@ void Storm::Check() {
   for (const auto& [tag, asked] : waiting_) {
     if (asked.notify.has_value()) places += asked.keys.size();
   }
-  if (primary_->engine().waiting().places() != places) Wrong("another number of places");
+  const auto& notified = primary_->engine().waiting();
+  if (notified.places() + notified.ended_places() != places) Wrong("another number of places");
   const Stats& stats = primary_->engine().stats();
   if (warnings_ > stats.evicted + stats.undelivered && doubtful_.empty()) {
     Wrong("a warning of nothing");

@@ -18,7 +18,7 @@ constexpr int64_t kSlots = 16384;
 // machine looks like one.
 std::vector<std::string> NodeArgs(const std::vector<std::string>& args) {
   std::vector<std::string> all = {
-      "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--repl-diskless-sync", "yes",
+      "--cluster-enabled", "yes", "--cluster-node-timeout", "5000", "--repl-diskless-sync", "yes",
   };
   all.insert(all.end(), args.begin(), args.end());
   return all;

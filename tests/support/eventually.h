@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 
 // How long a test waits for what should happen at once. Long, because it costs time only in a test
 // that fails, and a busy machine must not make one fail.
-inline constexpr Milliseconds kPatience{5000};
+inline constexpr Milliseconds kPatience{15000};
 
 // Waits until `fd` is readable (data, end of file or a pending error); false at the deadline. An fd
 // of -1 is never readable: then it only waits.

@@ -59,12 +59,12 @@ class PublishingHost final : public Host {
 
   Texts TakePublished() { return std::exchange(published_, {}); }
 
-  size_t Publish(const Notice& notice) override {
+  Delivery Publish(const Notice& notice) override {
     const auto* loss = std::get_if<HoldLoss>(&notice.what);
     published_.push_back(loss == nullptr
                              ? "something else"
                              : TextOf(notice.to, notice.user, loss->token, loss->how, notice.key));
-    return 0;  // whether somebody listens does not matter to a loss
+    return {};  // whether somebody listens does not matter to a loss
   }
 
   KeyContent Open(const KeyName& name, Access access) override {

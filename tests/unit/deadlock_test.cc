@@ -1138,6 +1138,18 @@ TEST_F(DeadlockTest, NamesTagOfHoldIfTheWaitHasNone) {
                                  "bob's hold waits for 0:a"}));
 }
 
+// Who may read the keys of the cycle may not be allowed to read others that the search visited.
+TEST_F(DeadlockTest, NamesNoTagOfHoldOfAnotherLock) {
+  SetHolder(kA, "ann");
+  keys_.Add(kB, Mode::kShared, "eve", kLate, Millis{0}, "");
+  keys_.Add(kB, Mode::kShared, "bob", kLate, Millis{0}, "");
+  keys_.Add(kC, Mode::kExclusive, "bob", kLate, Millis{0}, "bob's hold of c");
+  Enter("eve", kC);
+  Enter("bob", kA);
+  const Waiter& ann = Enter("ann", kB);
+  EXPECT_EQ(CycleOf(ann), (Texts{"ann waits for 0:b", "bob waits for 0:a"}));
+}
+
 TEST_F(DeadlockTest, DescribesTagsLikeOwners) {
   SetHolder(kA, "ann");
   SetHolder(kB, "bob");

@@ -540,7 +540,7 @@ TEST(AcquireRequest, AcceptsBoundaryNumbers) {
   EXPECT_EQ(Accepted(Plus({"LINGER", "0"})).linger, Millis{0});
   EXPECT_EQ(Accepted(Plus({"LINGER", "86400000"})).linger, kDay.max_lease);
   EXPECT_EQ(Accepted(Plus({"WAIT", "1", "MAXLINE", "1"})).max_line, 1);
-  EXPECT_EQ(Accepted(Plus({"WAIT", "0", "MAXLINE", "1000000"})).max_line, kMaxLine);
+  EXPECT_EQ(Accepted(Plus({"WAIT", "0", "MAXLINE", "10000000"})).max_line, kMaxLine);
   EXPECT_EQ(Accepted(Plus({"LIMIT", "1", "WEIGHT", "1"})).weight, 1);
   EXPECT_EQ(Accepted(Plus({"LIMIT", "100000", "WEIGHT", "100000"})).weight, kMaxLimit);
   EXPECT_EQ(Accepted({"o", "PX", "1", "MAXHOLD", "1"}).max_hold, Millis{1});
@@ -559,7 +559,7 @@ std::string NumberMissing(std::string_view option) {
 
 TEST(AcquireRequest, RefusesNumbersOutOfRange) {
   const std::vector<std::pair<std::string, std::string>> ranges = {
-      {"WAIT", "0 to 315360000000"},   {"MAXLINE", "1 to 1000000"},
+      {"WAIT", "0 to 315360000000"},   {"MAXLINE", "1 to 10000000"},
       {"LIMIT", "1 to 100000"},        {"WEIGHT", "1 to 100000"},
       {"MAXHOLD", "1 to 31536000000"}, {"LINGER", "0 to 86400000 (turnstile.max-lease-ms)"}};
   for (const auto& [option, range] : ranges) {
@@ -597,7 +597,7 @@ TEST(AcquireRequest, RefusesNewNumbersOutOfRange) {
     Words numbers;
   };
   const std::vector<Case> cases = {
-      {{"WAIT", "5"}, "MAXLINE", "1 to 1000000", {"0", "1000001", "4294967296", "4294967297"}},
+      {{"WAIT", "5"}, "MAXLINE", "1 to 10000000", {"0", "10000001", "4294967296", "4294967297"}},
       {{"LIMIT", "9"}, "WEIGHT", "1 to 100000", {"0", "100001", "4294967296", "4294967297"}},
       {{}, "MAXHOLD", "1 to 31536000000", {"0", "31536000001", "315360000000"}},
   };

@@ -37,7 +37,9 @@ void CheckOtherToken(const LockHistory& lock, const Owner& owner, const Step& st
 }  // namespace
 
 void CheckStranger(const Operation& op, size_t index, Report& report) {
-  if (op.answer == Answer::kYes) report.Violated("C6", "a stranger was obeyed", {index});
+  if (op.answer == Answer::kYes) {
+    report.Violated("C6", "a request of another owner was obeyed", {index});
+  }
 }
 
 void CheckAskingAgain(const LockHistory& lock, const Owner& owner, const Step& step,

@@ -76,7 +76,7 @@ const char* NameOf(Thing thing) {
       "timed out",
       "grants taken back",
       "sessions ended",
-      "strangers' releases",
+      "releases by other owners",
       "messages lost",
       "client deaths",
       "client pauses",

@@ -106,6 +106,10 @@ export class Quorum {
     for (;;) {
       signal?.throwIfAborted();
       const hold = await this.#try(key, options);
+      if (hold && signal?.aborted) {
+        await hold.release();
+        signal.throwIfAborted();
+      }
       if (hold) return hold;
       // Rivals that split the servers between them must not meet again at the same moment.
       const pause = Math.random() * this.pauseMs;

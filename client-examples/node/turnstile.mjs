@@ -500,10 +500,10 @@ export class Server {
     } catch (error) {
       state.over = true;
       // If a reply was lost, so may be a grant. After a plain no of the server there is nothing to undo. And a
-      // newer call of the same owner may have taken over the place: then it is not ours to give up.
+      // newer call of the same owner may have taken over the place, if others know it: then it is not ours to give up.
       const undo = state.entered || state.asked.length > 0;
-      if (undo && !(error instanceof Superseded)) await this.#leaveNothing(state);
-      throw await this.#explained(error, keys[0]);
+      if (undo && !(error instanceof Superseded && request.held)) await this.#leaveNothing(state);
+      throw await this.explained(error, keys[0]);
     } finally {
       if (!grant) this.#requests.delete(state.heard?.id);
       for (const { via } of state.asked) if (via instanceof Own) via.close();
@@ -636,7 +636,10 @@ export class Server {
     };
     if (!this.cluster) return nodeOf(this.#client);
     const client = this.#library.node(this.#client, key);
-    return client instanceof Promise ? client.then(nodeOf) : client && nodeOf(client);
+    if (!(client instanceof Promise)) return client && nodeOf(client);
+    const node = client.then(nodeOf);
+    node.catch(() => {}); // whoever waits for it hears of it, and not everybody does
+    return node;
   }
 
   /** Whether to stand in line at once. Now and then a lock is tried all the same. */
@@ -758,7 +761,7 @@ export class Server {
   /** A grant that a message tells of, null if there is none in time, or undefined: ask again. */
   async #standOnce(state) {
     const { keys, owner, request, options, timeout, left, end, asked } = state;
-    const { lease, signal } = request;
+    const { lease, signal, held } = request;
     const short = Math.min(lease, Math.max(2_000, 2 * timeout)); // of a grant that may not reach us
     const oneTry = acquireOf(keys, owner, lease, options);
     const how = { asked, patience: timeout / 2, end, signal, detour: oneTry, own: state.own };
@@ -813,12 +816,20 @@ export class Server {
     await this.#unparked(state);
     const { kind, text } = (await heard.next(left() + timeout / 2, signal)) ?? {};
     if (kind === 'granted') return this.#granted(state, text.split(' ')[0], -Infinity, 0);
-    if (kind === 'timeout' || kind === 'error') state.entered = false;
-    if (kind === 'timeout') return null;
-    if (kind === 'error') throw translate(new Error(text));
-    if (kind) return undefined; // no longer subscribed
-    // The message may have been lost. One try of the same owner tells.
-    const last = await this.ask(keys[0], oneTry, how);
+    // Anybody may have sent it. The server's own time-out is not early; and after an error a release makes it true,
+    // unless an older hold would go with it.
+    if (kind === 'timeout' && left() < pause) {
+      state.entered = false;
+      return null;
+    }
+    if (kind === 'error') {
+      state.entered = !held?.();
+      throw translate(new Error(text));
+    }
+    if (kind) return undefined; // no longer subscribed, or not from the server
+    // The message may have been lost. One try of the same owner tells. With the same id it is not counted again.
+    const lastTry = acquireOf(keys, owner, lease, options, 0, notify);
+    const last = await this.ask(keys[0], lastTry, how);
     return last.reply === null ? null : this.#granted(state, last.reply, last.sent, lease);
   }
 
@@ -908,7 +919,7 @@ export class Server {
   }
 
   /** A command that is not known means that the module is missing; but let the server say so. */
-  async #explained(error, key) {
+  async explained(error, key) {
     if (!/^ERR unknown command/i.test(error.message)) return error;
     const known = await this.send(key, ['COMMAND', 'INFO', 'LOCK.ACQUIRE']).catch(() => []);
     if (known?.[0]) return error;
@@ -1073,6 +1084,19 @@ export class Lock {
     return this.#plain ? serverOf(this.#client, { plain: true }) : server;
   }
 
+  /** Does it with the server, and once more with plain locks if the module turns out to be missing. */
+  async #with(work) {
+    const server = this.#server;
+    const isPlain = this.#plain;
+    try {
+      return await work(server, isPlain);
+    } catch (caught) {
+      const error = isPlain ? caught : await server.explained(caught, this.key);
+      if (error instanceof ModuleMissing && this.#options.fallback) return work(this.#server, this.#plain);
+      throw error;
+    }
+  }
+
   async acquire({ signal } = {}) {
     const hold = await this.#take(this.#options.wait, signal);
     if (!hold) throw await this.#busy();
@@ -1097,16 +1121,19 @@ export class Lock {
   }
 
   async locked() {
-    const info = await this.#server.info(this.key, { timeout: this.#options.timeout });
+    const info = await this.#with((server) => server.info(this.key, { timeout: this.#options.timeout }));
     return Number(info?.holding ?? 0) > 0;
   }
 
-  async adopt(owner, token = undefined) {
+  adopt(owner, token = undefined) {
+    return this.#with((server, isPlain) => this.#adopt(server, isPlain, owner, token));
+  }
+
+  async #adopt(server, isPlain, owner, token) {
     const { lease, timeout } = this.#options;
-    const server = this.#server;
     const { count, validFrom } = await server.touch(this.#keys, owner, lease, { timeout });
     const its = (await server.info(this.key, { timeout }))?.holders.find((holder) => holder.owner === owner);
-    const found = this.#plain ? null : Number(its?.token ?? token); // a list of holders may not be complete
+    const found = isPlain ? null : Number(its?.token ?? token); // a list of holders may not be complete
     if (count < this.#keys.length || (token !== undefined && found !== token) || Number.isNaN(found)) {
       throw new Lost(`${this.key} is not held by this owner, or not under this token`);
     }

@@ -1250,6 +1250,37 @@ describe('turnstile.mjs', { concurrency: 3 }, () => {
         await third.release();
       });
 
+      parked(0, 'a forged message of a time-out is not believed', async (t) => {
+        const { own, requests } = await overheard(t);
+        const lock = own.lock(newKey(), { wait: 10_000, lease: 60_000 });
+        const first = await locks.lock(lock.key, { lease: 60_000 }).acquire();
+        const waiter = lock.acquire();
+        waiter.catch(() => {}); // it is looked at below
+        await server.waiting(lock.key);
+        const [{ channel, id }] = requests;
+        await server.ask('PUBLISH', channel, `${id} timeout ${lock.key}`);
+        await until(() => requests.length === 2, 'it asks again');
+        await server.waiting(lock.key);
+        await first.release();
+        await (await waiter).release();
+      });
+
+      for (const [text, kind] of [['ERR made up', Error], ['UNBLOCKED made up', Superseded]]) {
+        parked(0, `a forged message of an error leaves nothing behind (${text})`, async (t) => {
+          const { own, requests } = await overheard(t);
+          const lock = own.lock(newKey(), { wait: 60_000, lease: 60_000 });
+          const first = await locks.lock(lock.key, { lease: 60_000 }).acquire();
+          const rejected = assert.rejects(lock.acquire(), kind);
+          await server.waiting(lock.key);
+          const [{ channel, id }] = requests;
+          await server.ask('PUBLISH', channel, `${id} error ${text}`);
+          await rejected;
+          await server.waiting(lock.key, 0);
+          await first.release();
+          assert.equal(await left([lock.key]), 0);
+        });
+      }
+
       for (const kind of ['granted', 'timeout']) {
         parked(0, `a message that is lost (${kind})`, async (t) => {
           const { own } = await overheard(t, {}, (data) => data.includes(` ${kind} `));
@@ -1270,6 +1301,19 @@ describe('turnstile.mjs', { concurrency: 3 }, () => {
           await isFree(lock.key);
         });
       }
+
+      parked(0, 'a message that is lost does not count a hold twice', async (t) => {
+        const { own } = await overheard(t, {}, (data) => data.includes(' granted '));
+        const lock = own.lock(newKey(), { wait: 500, timeout: 2_000, reentrant: true });
+        const first = await locks.lock(lock.key).acquire();
+        const waiter = lock.acquire();
+        await server.waiting(lock.key);
+        await first.release();
+        const hold = await waiter;
+        assert.equal((await server.holders(lock.key))[0].count, 1);
+        await hold.release();
+        await isFree(lock.key);
+      });
 
       parked(0, 'a grant that nobody heard of ends soon', async (t) => {
         const { own } = await overheard(t, {}, (data) => data.includes(' granted '));
@@ -1600,6 +1644,26 @@ describe('turnstile.mjs', { concurrency: 3 }, () => {
         assert.equal(await lock.locked(), false);
       });
 
+      test('the module is missing: asked about a lock first, and not for it', async (t) => {
+        const bare = await start(t, 'without the module');
+        await bare.ask('SET', 'a', 'stored', 'PX', 60_000);
+        const fresh = async () => {
+          const own = await library.connect(bare.port);
+          t.after(() => library.close(own));
+          return own;
+        };
+        const options = { fallback: true, without };
+        assert.equal(await turnstile(await fresh(), options).lock('a').locked(), true);
+        assert.equal(await turnstile(await fresh(), options).lock('b').locked(), false);
+        await assert.rejects(turnstile(await fresh(), options).lock('a').adopt('stranger'), Lost);
+        const hold = await turnstile(await fresh(), options).lock('a').adopt('stored');
+        assert.equal(hold.token, null);
+        await hold.release();
+        assert.equal(await bare.ask('EXISTS', 'a'), 0);
+        await assert.rejects(turnstile(await fresh()).lock('a').locked(), ModuleMissing);
+        await assert.rejects(turnstile(await fresh()).lock('a').adopt('stored'), ModuleMissing);
+      });
+
       test('a plain lock: a lost reply, an abort, a time-out of the library', async (t) => {
         const bare = await start(t, 'without the module');
         const proxy = await proxyTo(t, bare.port, (data, { replies }) => /\$3\r\nSET\r\n/.test(data) && !replies.length);
@@ -1650,6 +1714,20 @@ describe('turnstile.mjs', { concurrency: 3 }, () => {
           assert.equal(asked.length, commands.length, asked.join('\n'));
           commands.forEach((command, i) => (typeof command === 'string' ? assert.equal(asked[i], command) : assert.match(asked[i], command)));
         }
+      });
+
+      test('a node of a cluster that cannot be connected to does not end the process', async () => {
+        const unhandled = [];
+        const note = (error) => unhandled.push(error);
+        process.prependListener('unhandledRejection', note);
+        const nodeClient = () => Promise.reject(new Error('not there'));
+        const slots = Array(16_384).fill({ master: {} });
+        const part = serverOf({ sendCommand() {}, duplicate() {}, nodeClient, slots });
+        assert.equal(part.stream('a'), undefined);
+        part.releaseLater(['a'], 'me');
+        for (let turn = 0; turn < 5; ++turn) await nextTurn();
+        process.off('unhandledRejection', note);
+        assert.deepEqual(unhandled, []);
       });
 
       test('a key prefix of the client is not applied', async (t) => {

@@ -21,7 +21,7 @@ int main(int argc, char **argv) { /* hiredis [host port] */
 
   redisContext *c = open_connection(host, port);
   redisReply *reply = redisCommand(c, "LOCK.ACQUIRE table:12 %s PX 10000 WAIT 5000", owner);
-  if (!reply) { /* no answer: the lock may have been granted all the same */
+  if (!reply) { /* no answer: the lock may have been granted anyway */
     fprintf(stderr, "%s\n", c->errstr);
     redisFree(c); /* of no use after an error */
     redisCommand(open_connection(host, port), "LOCK.RELEASE table:12 %s", owner);

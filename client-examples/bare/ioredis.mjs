@@ -9,7 +9,7 @@ const owner = randomUUID(); // a new one for each acquisition
 let token;
 try {
   token = await waiting.call('LOCK.ACQUIRE', 'table:12', owner, 'PX', 10000, 'WAIT', 5000);
-} catch (error) { // the lock may have been granted all the same
+} catch (error) { // the lock may have been granted anyway
   waiting.disconnect();
   await redis.call('LOCK.RELEASE', 'table:12', owner);
   throw error;

@@ -11,7 +11,7 @@ const owner = randomUUID(); // a new one for each acquisition
 let token;
 try {
   token = await waiting.sendCommand(['LOCK.ACQUIRE', 'table:12', owner, 'PX', '10000', 'WAIT', '5000']);
-} catch (error) { // the lock may have been granted all the same
+} catch (error) { // the lock may have been granted anyway
   await client.sendCommand(['LOCK.RELEASE', 'table:12', owner]);
   throw error;
 }

@@ -13,7 +13,7 @@ $redis = connect();
 $owner = bin2hex(random_bytes(16)); // a new one for each acquisition
 try {
     $token = $redis->rawCommand('LOCK.ACQUIRE', 'table:12', $owner, 'PX', 10000, 'WAIT', 5000);
-} catch (RedisException $error) { // the lock may have been granted all the same
+} catch (RedisException $error) { // the lock may have been granted anyway
     connect()->rawCommand('LOCK.RELEASE', 'table:12', $owner);
     throw $error;
 }

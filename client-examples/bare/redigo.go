@@ -33,7 +33,7 @@ func main() {
 	token, err := redis.Int64(do("LOCK.ACQUIRE", "table:12", owner, "PX", 10000, "WAIT", 5000))
 	if err == redis.ErrNil {
 		log.Fatal("not acquired")
-	} else if err != nil { // the lock may have been granted all the same
+	} else if err != nil { // the lock may have been granted anyway
 		do("LOCK.RELEASE", "table:12", owner)
 		log.Fatal(err)
 	}

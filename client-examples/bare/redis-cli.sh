@@ -7,7 +7,7 @@ owner=$(cat /proc/sys/kernel/random/uuid) # a new one for each acquisition
 cli() { timeout 7 redis-cli -e -u "$url" "$@"; }
 
 if ! token=$(cli LOCK.ACQUIRE table:12 "$owner" PX 10000 WAIT 5000); then
-  cli LOCK.RELEASE table:12 "$owner" # the lock may have been granted all the same
+  cli LOCK.RELEASE table:12 "$owner" # the lock may have been granted anyway
   exit 1
 fi
 if [ -z "$token" ]; then

@@ -11,7 +11,7 @@ client = redis.Redis.from_url(url, socket_timeout=7)  # seconds: WAIT and a marg
 owner = str(uuid.uuid4())  # a new one for each acquisition
 try:
     token = client.execute_command("LOCK.ACQUIRE", "table:12", owner, "PX", 10000, "WAIT", 5000)
-except redis.TimeoutError:  # the lock may have been granted all the same
+except redis.TimeoutError:  # the lock may have been granted anyway
     client.execute_command("LOCK.RELEASE", "table:12", owner)
     raise
 if token is None:

@@ -9,7 +9,7 @@ redis = Redis.new(url: url, read_timeout: 7, reconnect_attempts: 0)
 owner = SecureRandom.uuid # a new one for each acquisition
 begin
   token = redis.call('LOCK.ACQUIRE', 'table:12', owner, 'PX', 10_000, 'WAIT', 5000)
-rescue Redis::TimeoutError # the lock may have been granted all the same
+rescue Redis::TimeoutError # the lock may have been granted anyway
   redis.call('LOCK.RELEASE', 'table:12', owner)
   raise
 end

@@ -6,9 +6,9 @@
 #
 #   sh client-examples/redis-cli/table-12.sh [redis-cli options]
 set -eu
-table=table:12:$$ # an own table for every run
-alice=alice-$$    # an owner is unique to its holder; a program would use a UUID
-bob=bob-$$
+table=table:12:$$                           # a separate table for each run
+alice=$(cat /proc/sys/kernel/random/uuid) # an owner is a unique id of one request for the lock
+bob=$(cat /proc/sys/kernel/random/uuid)
 
 # ask EXPECTED COMMAND...: sends the command and checks its reply; "token" stands for any token.
 ask() {
@@ -30,10 +30,10 @@ options=$*
 ask token LOCK.ACQUIRE "$table" "$alice" PX 60000
 token=$reply
 ask '' LOCK.ACQUIRE "$table" "$bob" PX 60000         # busy: Bob hears so at once
-ask '' LOCK.ACQUIRE "$table" "$bob" PX 60000 WAIT 50 # he stands in line for a moment, in vain
+ask '' LOCK.ACQUIRE "$table" "$bob" PX 60000 WAIT 50 # he waits in line for a moment, in vain
 ask "$token" LOCK.ACQUIRE "$table" "$alice" PX 60000 # asked again, the same token: a retry is safe
 ask 1 LOCK.TOUCH "$table" "$alice" EX 120            # a long dinner
-ask 0 LOCK.RELEASE "$table" "$bob"                   # a stranger cannot release
+ask 0 LOCK.RELEASE "$table" "$bob"                   # another owner cannot release
 ask 1 LOCK.FENCE "$table" "$token"                   # Alice's token is the current one
 ask 1 LOCK.RELEASE "$table" "$alice"
 ask token LOCK.ACQUIRE "$table" "$bob" PX 60000

@@ -199,7 +199,7 @@ _turnstile_leave() {
     _turnstile_now
     if ((now >= end)); then kill "$pid"; break; fi
   done
-  if [[ $text =~ ^[0-9] ]]; then _turnstile_give_up; fi # granted all the same
+  if [[ $text =~ ^[0-9] ]]; then _turnstile_give_up; fi # granted anyway
 }
 
 _turnstile_usage() { sed -n '5,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }

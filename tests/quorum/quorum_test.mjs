@@ -288,6 +288,19 @@ test('a signal ends the tries', async (t) => {
   assert.deepEqual(await tokens('lock'), [null, null, null]);
 });
 
+test('a signal in the last round: no hold is left', async (t) => {
+  const { quorum, tokens } = await setUp(t);
+  const reason = new Error('enough');
+  const abort = new AbortController();
+  const ask = quorum.ask.bind(quorum);
+  quorum.ask = (server, command) => {
+    if (command.includes('FLOOR')) abort.abort(reason);
+    return ask(server, command);
+  };
+  await assert.rejects(quorum.acquire('lock', { leaseMs: 60_000, signal: abort.signal }), reason);
+  assert.deepEqual(await tokens('lock'), [null, null, null]);
+});
+
 test('clients of both libraries, and a dead minority', async (t) => {
   const { servers, urls, tokens } = await setUp(t);
   const node = await createClient({ url: urls[0] }).on('error', () => {}).connect();

@@ -1,22 +1,22 @@
-"""What the stories share: real processes, a room that notices a second visitor, and a loud end.
+"""What the scenarios share: real processes, a room that notices a second visitor, and a loud end.
 
-A story is a program `STORY [redis-url] [--without-lock]`, with this frame:
+A scenario is a program `SCENARIO [redis-url] [--without-lock]`, with this frame:
 
-    import story                        # also puts ../python on the path, with turnstile_lock.py
+    import scenario                        # also puts ../python on the path, with turnstile_lock.py
     from turnstile_lock import Lock
 
     def signer(url, folder): ...        # runs in a process of its own
 
-    def tell(url, folder, without_lock):
+    def run(url, folder, without_lock):
         "folder is a temporary one; without_lock is the switch that must end in a violation"
-        totals = story.run_processes([(signer, url, folder)] * 4)
+        totals = scenario.run_processes([(signer, url, folder)] * 4)
         if sum(totals) != 100:
-            story.fail(f"the sum is {sum(totals)}, not 100")
+            scenario.fail(f"the sum is {sum(totals)}, not 100")
 
-    story.main(__doc__, tell)
+    scenario.main(__doc__, run)
 
-Exit codes: 0 all is well, 1 VIOLATION (the lock failed), 2 the story could not be told (no server,
-a process that broke).
+Exit codes: 0 all is well, 1 VIOLATION (the lock failed), 2 the scenario could not be run (no
+server, a process that broke).
 
     say("text")                         prints a line at once
     fail("what was violated")           VIOLATION: ... and exit code 1; from any process, see below
@@ -29,10 +29,10 @@ a process that broke).
     note(path, *words), notes(path)     a journal that all processes write and any of them may read
     until(condition, seconds, what)     waits for a condition, for so long at most
     Moment(parties, locked)             the bad moment between reading and writing, see there
-    with_and_without(run, without_lock) tells run(False), where things must go wrong, then run(True)
+    with_and_without(run, without_lock) does run(False), where things must go wrong, then run(True)
     read_number(path), write_number()   a number in a file, always whole
 
-A process that calls fail() ends itself, and result() or run_processes() ends the story.
+A process that calls fail() ends itself, and result() or run_processes() ends the scenario.
 """
 
 import argparse
@@ -51,8 +51,8 @@ import redis
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python"))
 
-processes = multiprocessing.get_context("fork")  # quick, and a story may be any file
-LONGEST = 50  # seconds for a whole story, whatever hangs
+processes = multiprocessing.get_context("fork")  # quick, and a scenario may be any file
+LONGEST = 50  # seconds for a whole scenario, whatever hangs
 _run = secrets.token_hex(4)
 _started = []
 
@@ -74,7 +74,7 @@ def fail(message):
 
 
 def name(key):
-    return f"story:{_run}:{key}"
+    return f"scenario:{_run}:{key}"
 
 
 class Process:
@@ -167,7 +167,7 @@ def with_and_without(run, without_lock):
     for sentence in wrong:
         say(f"  {sentence}")
     if not wrong:
-        raise Broken("nothing went wrong without the lock, so this story would prove nothing")
+        raise Broken("nothing went wrong without the lock, so this scenario would prove nothing")
     if without_lock:
         fail("; ".join(wrong))
     say("With the lock:")
@@ -233,8 +233,8 @@ def _too_long(*_):
     raise Broken(f"it takes longer than {LONGEST} s")
 
 
-def main(text, tell):
-    """Reads the arguments, looks for the server, tells the story, leaves nothing behind."""
+def main(text, run):
+    """Reads the arguments, looks for the server, runs the scenario, leaves nothing behind."""
     options = argparse.ArgumentParser(description=text.partition("\n")[0])
     options.add_argument("url", nargs="?", default="redis://127.0.0.1:6379")
     options.add_argument("--without-lock", action="store_true", help="shows the damage, exits 1")
@@ -245,10 +245,10 @@ def main(text, tell):
     try:
         redis.Redis.from_url(options.url).execute_command("LOCK.HELP")
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # some still write
-            tell(options.url, folder, options.without_lock)
+            run(options.url, folder, options.without_lock)
         say(f"All is well, after {time.monotonic() - begin:.1f} s.")
     except (redis.RedisError, Broken) as error:
-        print(f"The story could not be told: {error}", file=sys.stderr)
+        print(f"The scenario could not be run: {error}", file=sys.stderr)
         sys.exit(2)
     except Exception:
         traceback.print_exc()

@@ -15,7 +15,7 @@ import time
 import redis
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-import story
+import scenario
 import turnstile_lock
 
 LEASE = 5.0
@@ -38,10 +38,10 @@ def main(way, url, folder, *locks):
     while not stopping:
         lock = random.choice(locks)
         with ways[way](lock):
-            with story.alone_in(pathlib.Path(folder, lock.removeprefix("mutex:"))) as alone:
+            with scenario.alone_in(pathlib.Path(folder, lock.removeprefix("mutex:"))) as alone:
                 if not alone:
-                    story.fail(f"{way} is in the room of {lock}, and somebody else is there")
-                story.note(pathlib.Path(folder, "journal"), f"{way} (Python)", lock)
+                    scenario.fail(f"{way} is in the room of {lock}, and somebody else is there")
+                scenario.note(pathlib.Path(folder, "journal"), f"{way} (Python)", lock)
                 time.sleep(0.003)
         time.sleep(random.uniform(0, 0.01))
 

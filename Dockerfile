@@ -54,6 +54,6 @@ USER ${SERVER}
 WORKDIR /data
 VOLUME /data
 EXPOSE 6379
-# Any answer is a sign of life, also that a password is needed.
+# Any reply means that the server is alive, even an error that asks for a password.
 HEALTHCHECK CMD ["cli", "ping"]
 ENTRYPOINT ["server", "--loadmodule", "/usr/lib/redis/modules/turnstile.so"]

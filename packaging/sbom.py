@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Writes the bill of materials of a release, SPDX 2.3 in JSON, to stdout.
 
-    packaging/sbom.py VERSION COMMIT EPOCH COMPILER LIBRARY FILE...
+    packaging/sbom.py --toolchain CPU COMPILER VERSION LIBRARY VERSION [--toolchain ...]
+                      VERSION COMMIT EPOCH FILE...
 
-COMPILER and LIBRARY are versions of Debian's packages: of g++, and of libstdc++, which is linked
-in. Files are named as in SHA256SUMS. The same arguments give the same bytes.
+COMPILER and LIBRARY are the Debian packages of g++ and of libstdc++, which is linked in, that the
+files for CPU (x86_64 or aarch64) were built with. Files are named as in SHA256SUMS. The same
+arguments give the same bytes.
 """
 
+import argparse
 import datetime
 import hashlib
 import json
@@ -17,9 +20,13 @@ NOASSERTION = 'NOASSERTION'
 GCC_LICENCE = 'GPL-3.0-or-later WITH GCC-exception-3.1'
 
 
-def package(name, version, licence, supplier, text, **more):
+# What the names of a file may say of its processor: of a module and an .rpm, and of a .deb.
+NAMES_OF_CPU = {'x86_64': ('x86_64', 'amd64'), 'aarch64': ('aarch64', 'arm64')}
+
+
+def package(identifier, name, version, licence, supplier, text, **more):
     return {
-        'SPDXID': f'SPDXRef-Package-{name}',
+        'SPDXID': f'SPDXRef-Package-{identifier}',
         'name': name,
         'versionInfo': version,
         'supplier': supplier,
@@ -56,26 +63,44 @@ def verification_code(files):
     return hashlib.sha1(''.join(sums).encode()).hexdigest()
 
 
+def toolchain_packages(cpu, compiler, compiler_version, library, library_version):
+    """The compiler and the library that the files for this processor were built with."""
+    name = cpu.replace('_', '-')
+    return (
+        package(
+            f'gcc-{name}', compiler, compiler_version, 'GPL-3.0-or-later',
+            'Organization: Free Software Foundation',
+            'Copyright (C) Free Software Foundation, Inc.', filesAnalyzed=False,
+            comment=f'The compiler of the files for {cpu}.'),
+        package(
+            f'libstdcxx-{name}', library, library_version, GCC_LICENCE,
+            'Organization: Free Software Foundation',
+            'Copyright (C) Free Software Foundation, Inc.', filesAnalyzed=False,
+            comment=f'Parts of it are linked statically into the files for {cpu}.'))
+
+
 def main():
-    version, commit, epoch, compiler, library, *paths = sys.argv[1:]
-    created = datetime.datetime.fromtimestamp(int(epoch), datetime.timezone.utc)
-    files = sorted((file_entry(path) for path in paths), key=lambda file: file['fileName'])
+    arguments = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    arguments.add_argument('--toolchain', nargs=5, action='append', required=True,
+                           metavar=('CPU', 'COMPILER', 'VERSION', 'LIBRARY', 'VERSION'))
+    for name in ('version', 'commit', 'epoch'):
+        arguments.add_argument(name)
+    arguments.add_argument('paths', nargs='+', metavar='FILE')
+    arguments = arguments.parse_args()
+    version, commit = arguments.version, arguments.commit
+    created = datetime.datetime.fromtimestamp(int(arguments.epoch), datetime.timezone.utc)
+    files = sorted((file_entry(path) for path in arguments.paths),
+                   key=lambda file: file['fileName'])
+    toolchains = {each[0]: toolchain_packages(*each) for each in arguments.toolchain}
     turnstile = package(
-        'turnstile', version, 'BSD-3-Clause', 'Organization: The Turnstile authors',
+        'turnstile', 'turnstile', version, 'BSD-3-Clause', 'Organization: The Turnstile authors',
         'Copyright (c) 2026 the Turnstile authors', filesAnalyzed=True,
         packageVerificationCode={'packageVerificationCodeValue': verification_code(files)},
         licenseInfoFromFiles=[NOASSERTION], sourceInfo=f'built from the commit {commit}')
-    libstdcxx = package(
-        'libstdcxx', library, GCC_LICENCE, 'Organization: Free Software Foundation',
-        'Copyright (C) Free Software Foundation, Inc.', filesAnalyzed=False,
-        comment='Parts of it are linked in statically.')
     sdk = package(
-        'redismodule.h', '7.0.15', 'BSD-3-Clause', 'Organization: Redis Ltd.',
+        'redismodule.h', 'redismodule.h', '7.0.15', 'BSD-3-Clause', 'Organization: Redis Ltd.',
         'Copyright (c) 2006-2020, Salvatore Sanfilippo',
         filesAnalyzed=False, comment='The header of the module API, from the source of Redis.')
-    gcc = package(
-        'gcc', compiler, 'GPL-3.0-or-later', 'Organization: Free Software Foundation',
-        'Copyright (C) Free Software Foundation, Inc.', filesAnalyzed=False)
 
     def relationship(of, kind, to):
         return {'spdxElementId': of, 'relationshipType': kind, 'relatedSpdxElement': to}
@@ -84,10 +109,13 @@ def main():
     for file in files:
         relationships.append(relationship(turnstile['SPDXID'], 'CONTAINS', file['SPDXID']))
         if file['fileTypes'] == ['BINARY']:
+            cpu, = (cpu for cpu, names in NAMES_OF_CPU.items()
+                    if any(name in file['fileName'] for name in names))
+            compiler, library = toolchains[cpu]
+            relationships.append(relationship(file['SPDXID'], 'STATIC_LINK', library['SPDXID']))
             relationships.append(
-                relationship(file['SPDXID'], 'STATIC_LINK', libstdcxx['SPDXID']))
+                relationship(compiler['SPDXID'], 'BUILD_TOOL_OF', file['SPDXID']))
     relationships.append(relationship(turnstile['SPDXID'], 'DEPENDS_ON', sdk['SPDXID']))
-    relationships.append(relationship(gcc['SPDXID'], 'BUILD_TOOL_OF', turnstile['SPDXID']))
 
     json.dump({
         'spdxVersion': 'SPDX-2.3',
@@ -99,7 +127,7 @@ def main():
             'created': created.strftime('%Y-%m-%dT%H:%M:%SZ'),
             'creators': ['Tool: packaging/sbom.py', 'Organization: The Turnstile authors'],
         },
-        'packages': [turnstile, libstdcxx, sdk, gcc],
+        'packages': [turnstile, sdk, *sum(toolchains.values(), ())],
         'files': files,
         'relationships': relationships,
     }, sys.stdout, indent=2, sort_keys=True)

@@ -527,10 +527,14 @@ class Crowd {
   }
 
   void Turn(Milliseconds wait) {
-    starved_ = server_waits_.Waited() + own_waits_.Waited();
     std::array<epoll_event, 1024> events;
     const int ready = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()),
                                  static_cast<int>(wait.count()));
+    // A machine that stands still is not seen in what anybody waited for a processor.
+    const auto now = Clock::now();
+    if (now - last_turn_ > kLongestTurn) stood_still_ += now - last_turn_;
+    last_turn_ = now;
+    starved_ = server_waits_.Waited() + own_waits_.Waited() + stood_still_;
     for (int i = 0; i < ready; i++) {
       const uint64_t name = events[static_cast<size_t>(i)].data.u64;
       if (name == kKiller) {
@@ -867,6 +871,8 @@ class Crowd {
   const ProcessorTime server_waits_;
   const ProcessorTime own_waits_{"/proc/thread-self"};
   std::chrono::nanoseconds starved_{0};  // the server and this thread, as of this turn
+  std::chrono::nanoseconds stood_still_{0};
+  Clock::time_point last_turn_ = Clock::now();
   Violations& violations_;
   std::mt19937_64 random_;
   const size_t contenders_;  // the first of peers_

@@ -10,8 +10,9 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import DropIn from '../client-examples/node/redlock.mjs';
 import { turnstile } from '../client-examples/node/turnstile.mjs';
 
-// The packages are those of the story about changing over from them.
-const load = createRequire(new URL('../client-examples/stories/07-change-over/package.json', import.meta.url));
+// The packages are those of the scenario about changing over from them.
+const scenario = '../client-examples/scenarios/07-change-over/package.json';
+const load = createRequire(new URL(scenario, import.meta.url));
 const { Redis } = load('ioredis');
 const { Mutex } = load('redis-semaphore');
 const { default: Redlock } = load('redlock');

@@ -20,9 +20,9 @@ import { parseArgs } from 'node:util';
 
 import { turnstile } from '../client-examples/node/turnstile.mjs';
 
-// The packages are those of the story about changing over from them.
-const story = '../client-examples/stories/07-change-over/package.json';
-const load = createRequire(new URL(story, import.meta.url));
+// The packages are those of the scenario about changing over from them.
+const scenario = '../client-examples/scenarios/07-change-over/package.json';
+const load = createRequire(new URL(scenario, import.meta.url));
 const { Redis } = load('ioredis');
 const { Mutex } = load('redis-semaphore');
 const { default: Redlock } = load('redlock');

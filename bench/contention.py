@@ -30,7 +30,7 @@ NODE_WAYS = {  # of bench/contention.mjs
     "redlock": "redlock",
     "redis-semaphore": "redis-semaphore",
 }
-PACKAGES = common.ROOT / "client-examples" / "stories" / "07-change-over"
+PACKAGES = common.ROOT / "client-examples" / "scenarios" / "07-change-over"
 
 # Waiting clients, each number on a server of its own; the first a second time, which shows what a
 # ratio of 1 looks like here.

@@ -182,7 +182,7 @@ def with_unit(value, unit):
 
 def tick_text(value, log=False):
     power = round(math.log10(value)) if log else 0
-    if abs(power) >= 5 and math.isclose(value, 10.0 ** power):
+    if not -5 < power < 9 and math.isclose(value, 10.0 ** power):
         return "10" + str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     if value and not 1e-4 <= abs(value) < 1e9:
         return f"{value:.3g}"

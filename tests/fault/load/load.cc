@@ -81,6 +81,8 @@ constexpr Milliseconds kLongestHold{100};
 // By how much a wait may outlast its time-out, not counting the time in which the server or this
 // program had no processor.
 constexpr Milliseconds kLateAtMost{1000};
+// Longer from one turn of this program to the next, and the machine stood still.
+constexpr Milliseconds kLongestTurn{100};
 constexpr int64_t kLongLease = 3600000;
 
 // What of the server's memory may be left at the end: the larger of the two.

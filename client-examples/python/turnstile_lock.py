@@ -27,6 +27,7 @@ import collections
 import hashlib
 import inspect
 import itertools
+import logging
 import math
 import os
 import queue
@@ -109,6 +110,7 @@ FIRST_WORDS = {
     ClusterDownError: "CLUSTERDOWN",
 }
 NOT_OURS = "the server says that it is not ours any more"
+CLOSED = "its client was closed"
 NO_MODULE = "this server does not have the Turnstile module"
 PAUSE = 0.05  # between tries to reach the server
 MARGIN = 0.5  # for a message that is on its way when the wait is over
@@ -116,6 +118,7 @@ PING_EVERY = 5.0  # on a subscriber that hears nothing
 IDLE = 3  # connections that are kept for the next blocking wait
 PARK = 1.0  # so long a wait may block one of them; then it waits for a message
 SKIPS = 8  # how often a lock that was taken is not tried before standing in line
+LONGEST = 2e6  # seconds that poll() takes for a time-out
 PENDING = object()  # instead of a reply
 RESP2 = inspect.signature(
     getattr(redis.connection, "AbstractConnection", redis.connection.Connection).__init__
@@ -123,7 +126,7 @@ RESP2 = inspect.signature(
 IF_OURS = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call(%s) end return 0"
 RELEASE = IF_OURS % "'DEL', KEYS[1]"
 TOUCH = IF_OURS % "'PEXPIRE', KEYS[1], ARGV[2]"
-HELD: Set["HoldState"] = set()  # the holds whose owner the caller chose: others may use it too
+logger = logging.getLogger(__name__)
 SERVERS: "weakref.WeakSet[ServerCore]" = weakref.WeakSet()
 
 
@@ -172,6 +175,11 @@ def fields(reply: Any) -> Dict[str, Any]:
 
 def text(word: Any) -> str:
     return word.decode(errors="replace") if isinstance(word, bytes) else str(word)
+
+
+def exactly(word: Any) -> str:
+    """For comparisons: no two words become the same."""
+    return word.decode(errors="surrogateescape") if isinstance(word, bytes) else str(word)
 
 
 def own_connection(pool: Any, patience: float = PING_EVERY) -> Any:
@@ -231,22 +239,31 @@ class Place:
             self.subscriber.places.pop(self.id, None)
 
 
-def forgotten(grant: Grant) -> Grant:
+def forgotten(grant: Grant) -> Steps:
     """For those who do not want to be told of a loss."""
     if grant.place:
         grant.place.leave()
     return grant._replace(place=None)
+    yield  # so that it is a generator, as all steps
 
 
 class Request:
     """One call of acquire(), and what is known of it."""
 
     def __init__(
-        self, keys: Sequence[Key], owner: Key, lease: int, wait: int, options: Sequence, patience: float
+        self,
+        keys: Sequence[Key],
+        owner: Key,
+        lease: int,
+        wait: int,
+        options: Sequence,
+        patience: float,
+        holds: Optional[Set["HoldState"]],  # None: nobody else knows the owner
     ) -> None:
         self.keys, self.key, self.owner, self.lease = keys, keys[0], owner, lease
         self.patience = patience
-        self.deadline = time.monotonic() + wait / 1000
+        self.begin = time.monotonic()
+        self.deadline = self.begin + wait / 1000
         # What is granted by message is confirmed at once; until then a short lease will do.
         self.short = min(lease, max(2000, milliseconds(2 * patience)))
         self.options, self.line = list(options), []
@@ -256,9 +273,11 @@ class Request:
         self.session = "SESSION" in options
         self.reentrant = "REENTRANT" in options
         # Another call of this process holds it for the same owner: not ours to give up.
-        self.guest = bool(HELD) and any(
-            hold.owner == owner and not hold.names.isdisjoint(keys) for hold in list(HELD)
+        self.guest = any(
+            hold.owner == owner and not hold._why and not hold.names.isdisjoint(keys)
+            for hold in (holds or set()).copy()
         )
+        self.named = holds is not None
         self.unsure = False  # whether the server may have a hold or a wait of ours
         self.connection: Any = None  # of the session
         self.parked: Any = None  # the node, the connection that is blocked, and more
@@ -314,6 +333,10 @@ class ServerCore:
     def outlived(self) -> bool:
         return False
 
+    def holds(self) -> Set["HoldState"]:
+        """All that are renewed where this object is used, and those that nobody renews."""
+        raise NotImplementedError
+
     # What Server offers; of the asyncio one each is to be awaited.
 
     def acquire(
@@ -327,13 +350,16 @@ class ServerCore:
         reply_timeout: float = 2.0,
         fallback: bool = False,
         without: Collection[str] = (),
+        named: bool = True,
     ) -> Any:
         """A Grant of all the keys to this owner, or None if they cannot be had within wait_ms.
 
         `options` are words of LOCK.ACQUIRE, such as ["TAG", "host-1"]; not PX, WAIT, NOTIFY, ALSO.
+        Not `named`: this is the only call that knows the owner.
         Whatever it raises, also KeyboardInterrupt, it leaves no hold and no wait. Renews nothing.
         """
-        request = Request(keys, owner, lease_ms, wait_ms, options, reply_timeout)
+        holds = self.holds() if named else None
+        request = Request(keys, owner, lease_ms, wait_ms, options, reply_timeout, holds)
         return self.drive(self.acquiring(request, fallback, without))
 
     def touch(
@@ -439,7 +465,7 @@ class ServerCore:
         request: Request,
         fallback: bool,
         without: Collection[str],
-        hold: Callable[[Grant], Any] = forgotten,
+        hold: Callable[[Grant], Steps] = forgotten,
     ) -> Steps:
         """What `hold` makes of the Grant, or None."""
         grant = None
@@ -448,20 +474,17 @@ class ServerCore:
                 try:
                     grant = yield from self._obtaining(request)
                 except redis.ResponseError as error:
-                    if "unknown command" not in str(error).lower():
-                        raise explained(error) from None
-                    yield from self._look(request)
-                    if self.module is not False:
-                        raise
-            if self.module is False:
-                if not (fallback or self.plain):
-                    raise Unsupported(f"{NO_MODULE} (plain locks, SET NX PX, do with fallback=True)")
+                    yield from self.learning(error, request.key, request.patience)
+            if self.does_without(fallback):
                 grant = yield from self._polling(request, without)
-            return hold(grant) if grant else None
+            return (yield from hold(grant)) if grant else None
         except BaseException as error:
             if request.parked:
                 yield from self._unparking(request, True)
-            if grant or (request.unsure and not request.guest):
+            if grant and grant.place:
+                grant.place.leave()
+            counted = grant and request.reentrant
+            if counted or ((grant or request.unsure) and not request.guest):
                 alone = isinstance(error, redis.TimeoutError)  # those of the pool may be dead, too
                 yield "_finish", self.abandoning(
                     request.keys, request.owner, request.patience, alone
@@ -498,7 +521,10 @@ class ServerCore:
         return (yield from self._blocking(request))
 
     def _in_line(self, request: Request, place: Place) -> Steps:
-        """Waits for a message. That is only a reason to ask again: anybody may have sent it."""
+        """Waits for a message. That is only a reason to ask again: anybody may have sent it.
+
+        Unless it is that we are not in line any more: then a release makes sure of that.
+        """
         channel = self.channel_of(request.key)
         notify = ["NOTIFY", channel, place.id]
         park = 0 < PARK and len(self._parked) < IDLE and not (request.reentrant or request.line)
@@ -544,12 +570,11 @@ class ServerCore:
                     request.unsure = False
                     return None
                 if kind == "error":
-                    error = error_of(rest)
-                    request.unsure = not isinstance(error, Superseded)
-                    if "no longer a primary" in rest:
-                        yield "_sleep", PAUSE
-                    elif not (yield from self._recovering(error, request.deadline, True)):
-                        raise error
+                    if rest.startswith("UNBLOCKED") and "no longer a primary" not in rest:
+                        # Perhaps by a newer call that has taken over the place, if others know it.
+                        request.unsure = not request.named
+                        raise Superseded(rest)
+                    yield "_sleep", PAUSE
                 if kind in ("again", "timeout", "error"):
                     continue
             elif answer > 1 and request.short == request.lease:
@@ -686,7 +711,9 @@ class ServerCore:
     def renewing(self, holds: List["HoldState"]) -> Steps:
         """The leases of these holds, all in one round trip."""
         start = time.monotonic()
-        commands = [self.touch_command(h.keys, h.owner, milliseconds(h.lease)) for h in holds]
+        commands = [
+            self.touch_command(h.keys, h.owner, milliseconds(h.next_lease())) for h in holds
+        ]
         try:
             patience = min(hold.patience() for hold in holds)
             replies = yield "_ask", self.node_of(holds[0].key), commands, patience
@@ -705,11 +732,24 @@ class ServerCore:
 
     # Without the module.
 
-    def _look(self, request: Request) -> Steps:
+    def does_without(self, fallback: bool) -> bool:
+        """Whether it is missing; an error if that is not what the caller can do with."""
+        if self.module is False and not (fallback or self.plain):
+            raise Unsupported(f"{NO_MODULE} (plain locks, SET NX PX, do with fallback=True)")
+        return self.module is False
+
+    def learning(self, error: redis.ResponseError, key: Key, patience: float) -> Steps:
+        """Raises the error, unless it means that the module is missing, which we did not know."""
+        if self.module is False or "unknown command" not in str(error).lower():
+            raise explained(error) from None
+        yield from self._look(key, patience)
+        if self.module is not False:
+            raise error
+
+    def _look(self, key: Key, patience: float) -> Steps:
         """Finds out whether it is missing, and what can be had instead."""
         names = ["lock.acquire", "delex", "delifeq"]
-        command = ["COMMAND", "INFO", *names]
-        reply, _ = yield from self.asking(request.key, command, request.patience)
+        reply, _ = yield from self.asking(key, ["COMMAND", "INFO", *names], patience)
         known = {text(entry[0]).lower() for entry in reply if entry}
         # A server that has one of these also has SET ... IFEQ.
         self._compare = ["DELEX", "IFEQ"] if "delex" in known else []
@@ -729,7 +769,7 @@ class ServerCore:
         if request.reentrant or len(request.keys) > 1:
             raise Unsupported(f"{NO_MODULE}: neither reentrant locks nor several at once")
         if self._compare is None:
-            yield from self._look(request)
+            yield from self._look(request.key, request.patience)
         command = ["SET", request.key, request.owner, "NX", "PX", request.lease]
         delay = 0.005
         while True:
@@ -759,15 +799,6 @@ def sha_of(script: str) -> str:
 
 def count_of(reply: Any) -> int:
     return reply if isinstance(reply, int) else int(reply in (b"OK", "OK"))
-
-
-def error_of(answer: str) -> Exception:
-    """The error in a message, as redis-py would have raised it."""
-    word, _, rest = answer.partition(" ")
-    for kind, name in FIRST_WORDS.items():
-        if name == word:
-            return kind(rest)
-    return explained(redis.ResponseError(answer))
 
 
 class SubscriberCore:
@@ -891,17 +922,46 @@ class LockTerms:
 
     def acquiring(self, server: ServerCore, owner: Optional[Key], wait: Optional[float]) -> Steps:
         """A Hold, or None."""
-        owner = owner or self.owner or secrets.token_hex(16)
-        wait_ms = milliseconds(self.wait if wait is None else wait)
+        named = owner or self.owner
         request = Request(
-            self.keys, owner, milliseconds(self.lease), wait_ms, self.options, self.reply_timeout
+            self.keys,
+            named or secrets.token_hex(16),
+            milliseconds(self.lease),
+            milliseconds(self.wait if wait is None else wait),
+            self.options,
+            self.reply_timeout,
+            server.holds() if named else None,
         )
-        return server.acquiring(
-            request,
-            bool(self.fallback),
-            self.without,
-            lambda grant: self.hold_class(self, server, owner, grant),
-        )
+
+        def hold(grant: Grant) -> Steps:
+            max_end = yield from self._max_end(server, request, grant, bool(named))
+            return self.hold_class(self, server, request.owner, grant, max_end)
+
+        return server.acquiring(request, bool(self.fallback), self.without, hold)
+
+    def _max_end(self, server: ServerCore, request: Request, grant: Grant, named: bool) -> Steps:
+        """When the server ends the hold, whoever renews it: max_hold after its first grant."""
+        if grant.token is None:
+            return grant.valid_from + self.max_hold
+        end = request.begin + self.max_hold  # which is too early if we waited
+        waited = grant.valid_from > request.begin + PAUSE
+        if self.max_hold == math.inf or not (named or waited):
+            return end
+        start = time.monotonic()
+        try:
+            holder = yield from self.holder(server, request.owner)
+        except redis.RedisError:
+            if named:  # it may have been granted long ago
+                raise
+            return end
+        left = holder.get("max-hold-left-ms")
+        return end if left is None else start + left / 1000
+
+    def holder(self, server: ServerCore, owner: Key) -> Steps:
+        """What LOCK.INFO says of this owner's hold; {} if it lists others only."""
+        info, _ = yield from server.asking(self.key, ["LOCK.INFO", self.key], self.reply_timeout)
+        holders = map(fields, fields(info or []).get("holders", []))
+        return next((each for each in holders if exactly(each["owner"]) == exactly(owner)), {})
 
     def insisting(self, server: ServerCore, owner: Optional[Key], wait: Optional[float]) -> Steps:
         hold = yield from self.acquiring(server, owner, wait)
@@ -910,13 +970,31 @@ class LockTerms:
         return hold
 
     def adopting(self, server: ServerCore, owner: Key, token: Optional[int]) -> Steps:
-        start, lease = time.monotonic(), milliseconds(self.lease)
-        count = yield from server.touching(self.keys, owner, lease, self.reply_timeout)
-        hold = self.hold_class(self, server, owner, Grant(token, start))
-        if count < len(self.keys) or not (yield from hold.owning()):
-            hold.lose(NOT_OURS)
-            hold.ended()
+        lease, count = milliseconds(self.lease), None
+        while count is None:
+            plain, start = server.does_without(bool(self.fallback)), time.monotonic()
+            try:
+                count = yield from server.touching(self.keys, owner, lease, self.reply_timeout)
+            except redis.ResponseError as error:
+                yield from server.learning(error, self.key, self.reply_timeout)
+        ours, end = count == len(self.keys), start + self.max_hold
+        if ours and not plain:
+            asked = time.monotonic()
+            holder = yield from self.holder(server, owner)
+            left = holder.get("max-hold-left-ms")
+            end = end if left is None else min(end, asked + left / 1000)
+            token = holder.get("token") if token is None else token
+            if token is None:
+                raise LockError(f"{self.key!r}: the server does not list this owner: give a token")
+        hold = self.hold_class(self, server, owner, Grant(None if plain else token, start), end)
+        try:
+            if not (ours and (yield from hold.owning())):
+                hold.lose(NOT_OURS)
             hold.check()
+        except BaseException:
+            hold.lose("it was not adopted")
+            hold.ended()
+            raise
         return hold
 
     def refusing(self, server: ServerCore) -> Steps:
@@ -950,11 +1028,28 @@ class LockTerms:
         return hold
 
     def pop(self, who: Any) -> Any:
+        """The hold of the block that ends."""
+        if who not in self.entered:  # a generator may be closed elsewhere than where it began
+            blocks = [(each, hold) for each, holds in list(self.entered.items()) for hold in holds]
+            found = [block for block in blocks if self.is_gone(block[0])] or blocks
+            if len(found) != 1:
+                for _, hold in found:  # one of them has ended: its lease must do so
+                    hold.renew_no_more()
+                raise RuntimeError(
+                    f"{self.key!r}: a `with` block ends in another thread or task than it began in,"
+                    f" and it is not known which of {len(found)}. None of them is renewed any more."
+                    " Where this can happen write `with lock.acquire()`"
+                )
+            who = found[0][0]
         holds = self.entered[who]
         hold = holds.pop()
         if not holds:
             del self.entered[who]
         return hold
+
+    def is_gone(self, who: Any) -> bool:
+        """Whether this thread or task has ended."""
+        raise NotImplementedError
 
 
 class HoldState:
@@ -968,6 +1063,7 @@ class HoldState:
         grant: Grant,
         keeper: Any,
         busy: Any,
+        max_end: float,  # the server ends it then, whoever renews it
     ) -> None:
         self.key = terms.key
         self.keys = terms.keys
@@ -982,20 +1078,25 @@ class HoldState:
         self._busy = busy  # a lock: one question at a time
         self._why: Optional[str] = None  # it was lost
         self._terms = terms
+        self._doubt = NOT_OURS  # or what a message says
         self._trouble: Any = "nobody renewed it"  # or the last error of a renewal
         self._released: Optional[bool] = None  # what release() answered
-        self._max_end = grant.valid_from + terms.max_hold
+        self._max_end = max_end
+        self._renew = terms.renew
         self._lease_starts(grant.valid_from)
-        if terms.owner:
-            HELD.add(self)
         keeper.holds.add(self)
-        keeper.look_at(min(self._due, self.until, self._max_end))
+        try:
+            keeper.look_at(min(self._due, self.until, self._max_end))
+        except BaseException:  # there are no more threads, say
+            self.ended()
+            raise
         if grant.place:
             grant.place.follow(grant.token, self._told)
 
     def _told(self, reason: str) -> None:
-        self.lose(f"the server says: {reason}")
-        self.ended()
+        """A message says that it is lost. Anybody may have sent it: a TOUCH will show."""
+        self._doubt, self._due = f"the server says: {reason}", 0.0
+        self._keeper.look_at(0)
 
     @property
     def lost(self) -> Any:
@@ -1015,13 +1116,20 @@ class HoldState:
     def _lease_starts(self, start: float) -> None:
         """`start` is when we asked. The server's lease began later, so it lasts beyond `until`."""
         self.until = start + self.lease  # on time.monotonic()
-        self._due = start + self.lease / 3 if self._terms.renew else math.inf
+        self._due = start + self.lease / 3 if self._renew else math.inf
 
     def _lease_may_start(self, start: float, lease: float) -> None:
         """The same while the answer is not known: what counts is the lease that ends first."""
         self.until = min(self.until, start + lease)
-        if self._terms.renew:
+        if self._renew:
             self._due = min(self._due, start + lease / 3)
+
+    def renew_no_more(self) -> None:
+        self._renew, self._due = False, math.inf
+
+    def next_lease(self) -> float:
+        """What a TOUCH by the keeper asks for: if it is not to be renewed, what is left of it."""
+        return self.lease if self._renew else max(0.001, self.until - time.monotonic())
 
     def patience(self) -> float:
         """For the answer to a TOUCH. Then another connection is tried."""
@@ -1033,14 +1141,13 @@ class HoldState:
         if self._why:
             return self._why
         if now >= self._max_end:
-            return f"max_hold is over, {self._terms.max_hold} s"
+            return "max_hold is over"
         if now >= self.until:
             return f"the lease ran out: {self._trouble}"
         return None
 
     def lose(self, why: str) -> None:
         self._why = self._why or why  # the first reason is the one that counts
-        HELD.discard(self)
         if self._lost:
             self._lost.set()
 
@@ -1056,20 +1163,24 @@ class HoldState:
             return  # too late
         if isinstance(reply, Exception):
             self._trouble = reply
-            self._due = time.monotonic() + min(1.0, self.lease / 20)
+            if self._due < math.inf:
+                self._due = time.monotonic() + min(1.0, self.lease / 20)
         elif count_of(reply) < len(self.keys):
-            self.lose(NOT_OURS)
-        else:
+            self.lose(self._doubt)
+        elif self._renew:
             self._lease_starts(start)
+        else:
+            self._due = math.inf
 
     def ended(self) -> None:
-        HELD.discard(self)
         self._keeper.holds.discard(self)
         if self._grant.place:
             self._grant.place.leave()
 
     def running(self, command: Sequence) -> Steps:
-        words = ["LOCK.FENCE", self.key, self.token, "THEN", *command]
+        if self._token is None:
+            raise Unsupported(f"{NO_MODULE}: no token, so it cannot guard a command")
+        words = ["LOCK.FENCE", self.key, self._token, "THEN", *command]
         try:
             return (yield from self._server.asking(self.key, words, None))[0]
         except redis.ResponseError as error:
@@ -1093,17 +1204,14 @@ class HoldState:
         self.check()
         lease, start = lease or self.lease, time.monotonic()
         self._lease_may_start(start, lease)
-        try:
-            count = yield from self._server.touching(
-                self.keys, self.owner, milliseconds(lease), self.patience()
-            )
-            if count < len(self.keys):
-                self.lose(NOT_OURS)
-                self.check()
-            self.lease = lease
-            self._lease_starts(start)
-        finally:
-            self._keeper.look_at(0)
+        count = yield from self._server.touching(
+            self.keys, self.owner, milliseconds(lease), self.patience()
+        )
+        if count < len(self.keys):
+            self.lose(NOT_OURS)
+            self.check()
+        self.lease = lease
+        self._lease_starts(start)
 
     def giving_up(self) -> Steps:
         """Whether it was ours to the end."""
@@ -1142,7 +1250,7 @@ class Survey:
     """Which holds are over and which are due, and when to look again."""
 
     def __init__(self, holds: Iterable[Any], busy: Collection) -> None:
-        now = time.monotonic()
+        now, spent = time.monotonic(), time.thread_time()
         self.over: List[Tuple[Any, str]] = []
         self.due: Dict[Tuple, List] = {}
         self.then = math.inf
@@ -1155,14 +1263,16 @@ class Survey:
             if hold._due > now + hold.lease / 12:  # those that are due soon go with the others
                 self.then = min(self.then, hold._due)
                 continue
+            if hold._busy.locked():  # by touch(), which lets the keeper look again
+                continue
             try:
                 group = (hold._server, hold._server.node_of(hold.key).name)
-            except redis.RedisError:  # no node has the slot
+            except Exception:  # no node has the slot, say: renewing() will tell
                 group = (hold._server, "")
             if group not in busy:
                 self.due.setdefault(group, []).append(hold)
         # So that many holds cost at most a small part of the time.
-        self.then = max(self.then, now + 20 * (time.monotonic() - now))
+        self.then = max(self.then, now + 20 * (time.thread_time() - spent))
 
 
 # What follows talks to the server. turnstile_lock_asyncio.py has it once more, with await.
@@ -1183,20 +1293,28 @@ class Keeper(threading.Thread):
         self._running = False
 
     def look_at(self, moment: float) -> None:
-        if moment < self._then:  # else it looks in time anyway
+        if moment < self._then or not self._running:  # else it looks in time anyway
             with self._changed:
                 self._then = min(moment, self._then)
                 self._changed.notify()
                 if not self._running:
-                    self._running = True
                     self.start()
+                    self._running = True
 
     def run(self) -> None:
+        while True:
+            try:
+                self._look()
+            except Exception:  # renewal must go on
+                logger.exception("Leases were not renewed")
+                time.sleep(PAUSE)
+
+    def _look(self) -> None:
         while True:
             self._then = math.inf
             survey = Survey(self.holds.copy(), self._busy)
             for hold, why in survey.over:
-                self.holds.discard(hold)
+                hold.ended()
                 hold.lose(why)
             for group, holds in survey.due.items():
                 self._busy.add(group)
@@ -1218,6 +1336,10 @@ class Keeper(threading.Thread):
             wanted = [hold for hold in locked if hold.wants_renewal()]
             if wanted:
                 group[0].drive(group[0].renewing(wanted))
+        except Exception as error:  # tried again, until the lease is over
+            logger.exception("Leases were not renewed")
+            for hold in locked:
+                hold.renewed(error, 0)
         finally:
             for hold in locked:
                 hold._busy.release()
@@ -1244,8 +1366,8 @@ class Subscriber(SubscriberCore):
                 if self._connection:
                     self._subscribe(channel)
             if not self._running:
-                self._running = True
                 threading.Thread(target=self._run, name="turnstile-messages", daemon=True).start()
+                self._running = True
             self._changed.wait_for(lambda: self.channels.get(channel) is not None, timeout)
             self.outcome(channel)
 
@@ -1319,8 +1441,20 @@ class Server(ServerCore):
         super().__init__(client, plain)
         self._mutex = threading.Lock()
 
+    def holds(self) -> Set["Hold"]:
+        return KEEPER.holds
+
     def close(self) -> None:
-        """Closes the connections that are not your client's. The next wait makes new ones."""
+        """Ends the renewal of the holds, which are lost, and closes all connections that are ours.
+
+        Those of your client are its own. The next wait makes new ones.
+        """
+        for hold in self.holds().copy():
+            if hold._server is self:
+                hold.lose(CLOSED)
+                hold.ended()
+                if hold._grant.session:
+                    hold._grant.session.disconnect()
         subscribers, self._subscribers = self._subscribers, {}
         idle, self._idle = self._idle, {}
         for subscriber in subscribers.values():
@@ -1452,9 +1586,16 @@ class Server(ServerCore):
 
     def _own(self, node: Node, patience: float) -> Any:
         idle = self._idle.setdefault(node.name, [])
-        connection = idle.pop() if idle else own_connection(node.pool, patience)
-        connection.connect()
-        return connection
+        while True:
+            try:
+                connection = idle.pop()
+            except IndexError:
+                connection = own_connection(node.pool, patience)
+                connection.connect()
+                return connection
+            if connection._sock and not readable(connection, 0, []):
+                return connection
+            connection.disconnect()  # the server has closed it, or says what nobody asked for
 
     def _put_by(self, node: Node, connection: Any, request: Optional[Request]) -> None:
         idle = self._idle.setdefault(node.name, [])
@@ -1530,7 +1671,7 @@ def readable(connection: Any, patience: float, replies: List) -> bool:
         return connection.can_read(patience)
     poll = select.poll()
     poll.register(sock, select.POLLIN)
-    return bool(poll.poll(1000 * patience))
+    return bool(poll.poll(1000 * min(patience, LONGEST)))
 
 
 def shortest(patience: Optional[float], socket_timeout: Optional[float]) -> Optional[float]:
@@ -1566,8 +1707,8 @@ class Lock(LockTerms):
         server = self.server_of(Server)
         return server.drive(self.acquiring(server, None, 0))
 
-    def adopt(self, owner: Key, token: Optional[int]) -> "Hold":
-        """A Hold of what this owner holds, whoever acquired it; or Lost."""
+    def adopt(self, owner: Key, token: Optional[int] = None) -> "Hold":
+        """A Hold of what this owner holds (under this token), whoever acquired it; or Lost."""
         server = self.server_of(Server)
         return server.drive(self.adopting(server, owner, token))
 
@@ -1576,10 +1717,13 @@ class Lock(LockTerms):
         return self.server_of(Server).ask(self.key, "EXISTS", self.key) == 1
 
     def __enter__(self) -> "Hold":
-        return self.push(threading.get_ident(), self.acquire())
+        return self.push(threading.current_thread(), self.acquire())
 
     def __exit__(self, *error: Any) -> None:
-        return self.pop(threading.get_ident()).__exit__(*error)
+        return self.pop(threading.current_thread()).__exit__(*error)
+
+    def is_gone(self, who: threading.Thread) -> bool:
+        return not who.is_alive()
 
 
 class Hold(HoldState):
@@ -1587,8 +1731,10 @@ class Hold(HoldState):
 
     _event = threading.Event
 
-    def __init__(self, lock: Lock, server: Server, owner: Key, grant: Grant) -> None:
-        super().__init__(lock, server, owner, grant, KEEPER, threading.Lock())
+    def __init__(
+        self, lock: Lock, server: Server, owner: Key, grant: Grant, max_end: float = math.inf
+    ) -> None:
+        super().__init__(lock, server, owner, grant, KEEPER, threading.Lock(), max_end)
 
     def run(self, *command: Any) -> Any:
         """Runs the command if and only if we still hold the lock, in one step of the server.
@@ -1599,8 +1745,11 @@ class Hold(HoldState):
 
     def touch(self, lease: Optional[float] = None) -> None:
         """Lets the lease begin anew; a lease given here is that of later renewals too."""
-        with self._busy:
-            self._server.drive(self.touching(lease))
+        try:
+            with self._busy:
+                self._server.drive(self.touching(lease))
+        finally:
+            self._keeper.look_at(0)
 
     def owned(self) -> bool:
         """Whether the server says that it is ours."""
@@ -1652,7 +1801,6 @@ def start_anew() -> None:
     global KEEPER
     for hold in KEEPER.holds:
         hold.orphaned()
-    HELD.clear()
     KEEPER = Keeper()
     for server in list(SERVERS):
         server.forked()

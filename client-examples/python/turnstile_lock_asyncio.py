@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import math
 import time
 import weakref
@@ -23,15 +24,16 @@ from typing import Any, Coroutine, List, Optional, Sequence, Set, Tuple
 import redis
 import redis.asyncio
 
-from turnstile_lock import IDLE, PAUSE, PENDING, PING_EVERY, Grant, HoldState, Key, LockTerms, Node
-from turnstile_lock import Place, Request, ServerCore, Steps, SubscriberCore, Survey
-from turnstile_lock import own_connection, shortest, words_of
+from turnstile_lock import CLOSED, IDLE, PAUSE, PENDING, PING_EVERY, Grant, HoldState, Key
+from turnstile_lock import LockTerms, Node, Place, Request, ServerCore, Steps, SubscriberCore
+from turnstile_lock import Survey, own_connection, shortest, words_of
 from turnstile_lock import Deadlock, Fenced, LockError, Lost, Moved, NotAcquired, NotPrimary
 from turnstile_lock import Superseded, Unsupported, WaitLimit
 
 __all__ = ["Deadlock", "Fenced", "Grant", "Hold", "Lock", "LockError", "Lost", "Moved"]
 __all__ += ["NotAcquired", "NotPrimary", "Server", "Superseded", "Unsupported", "WaitLimit"]
 
+logger = logging.getLogger(__name__)
 TASKS: Set[asyncio.Future] = set()  # the loop itself would forget them
 
 
@@ -89,24 +91,35 @@ class Keeper:
 
     def _look(self) -> None:
         self._then, self._timer = math.inf, None
-        survey = Survey(self.holds.copy(), self._busy)
-        for hold, why in survey.over:
-            self.holds.discard(hold)
-            hold.lose(why)
-        for group, holds in survey.due.items():
-            self._busy.add(group)
-            spawn(self._renew(group, holds))
-        self.look_at(survey.then)
+        try:
+            survey = Survey(self.holds.copy(), self._busy)
+            for hold, why in survey.over:
+                hold.ended()
+                hold.lose(why)
+            for group, holds in survey.due.items():
+                self._busy.add(group)
+                spawn(self._renew(group, holds))
+            self.look_at(survey.then)
+        except Exception:  # renewal must go on
+            logger.exception("Leases were not renewed")
+            self.look_at(time.monotonic() + PAUSE)
 
     async def _renew(self, group: Tuple, holds: List["Hold"]) -> None:
-        wanted = [hold for hold in holds if not hold._busy.locked() and hold.wants_renewal()]
+        locked: List["Hold"] = []
         try:
-            for hold in wanted:
-                await hold._busy.acquire()  # at once
+            for hold in holds:
+                if not hold._busy.locked():
+                    await hold._busy.acquire()
+                    locked.append(hold)
+            wanted = [hold for hold in locked if hold.wants_renewal()]
             if wanted:
                 await group[0].drive(group[0].renewing(wanted))
+        except Exception as error:  # tried again, until the lease is over
+            logger.exception("Leases were not renewed")
+            for hold in locked:
+                hold.renewed(error, 0)
         finally:
-            for hold in wanted:
+            for hold in locked:
                 hold._busy.release()
             self._busy.discard(group)
             self.look_at(0)
@@ -234,6 +247,9 @@ class Server(ServerCore):
     def outlived(self) -> bool:
         return self._loop is not asyncio.get_running_loop()
 
+    def holds(self) -> Set["Hold"]:
+        return keeper().holds
+
     async def close(self) -> None:
         subscribers, self._subscribers = self._subscribers, {}
         idle, self._idle = self._idle, {}
@@ -243,6 +259,12 @@ class Server(ServerCore):
             await hang_up(connection)
         for node in self._strangers.values():
             await node.pool.node.disconnect()
+        for hold in self.holds().copy():  # at last, for it may cancel our own task
+            if hold._server is self:
+                hold.ended()
+                hold.lose(CLOSED)
+                if hold._grant.session:
+                    abort(hold._grant.session)
 
     async def drive(self, steps: Steps) -> Any:
         step, argument = steps.send, None
@@ -374,7 +396,13 @@ class Server(ServerCore):
 
     async def _own(self, node: Node) -> Any:
         idle = self._idle.setdefault(node.name, [])
-        connection = idle.pop() if idle else own_connection(node.pool)
+        while idle:
+            connection = idle.pop()
+            reader = connection._reader
+            if connection.is_connected and not (reader.at_eof() or reader._buffer):
+                return connection
+            await hang_up(connection)  # the server has closed it, or says what nobody asked for
+        connection = own_connection(node.pool)
         await connection.connect()
         return connection
 
@@ -512,8 +540,8 @@ class Lock(LockTerms):
         server = self.server_of(Server)
         return await server.drive(self.acquiring(server, None, 0))
 
-    async def adopt(self, owner: Key, token: Optional[int]) -> "Hold":
-        """A Hold of what this owner holds, whoever acquired it; or Lost."""
+    async def adopt(self, owner: Key, token: Optional[int] = None) -> "Hold":
+        """A Hold of what this owner holds (under this token), whoever acquired it; or Lost."""
         server = self.server_of(Server)
         return await server.drive(self.adopting(server, owner, token))
 
@@ -522,11 +550,14 @@ class Lock(LockTerms):
         return await self.server_of(Server).ask(self.key, "EXISTS", self.key) == 1
 
     async def __aenter__(self) -> "Hold":
-        hold = await self.acquire()
-        return await self.push(asyncio.current_task(), hold).__aenter__()
+        hold = await (await self.acquire()).__aenter__()
+        return self.push(asyncio.current_task(), hold)
 
     async def __aexit__(self, *error: Any) -> None:
         return await self.pop(asyncio.current_task()).__aexit__(*error)
+
+    def is_gone(self, who: asyncio.Task) -> bool:
+        return who.done()
 
 
 class Hold(HoldState):
@@ -537,10 +568,12 @@ class Hold(HoldState):
 
     _event = asyncio.Event
 
-    def __init__(self, lock: Lock, server: Server, owner: Key, grant: Grant) -> None:
+    def __init__(
+        self, lock: Lock, server: Server, owner: Key, grant: Grant, max_end: float = math.inf
+    ) -> None:
         self._body: Optional[asyncio.Task] = None  # the task in our `async with` block
         self._cut_off = False  # whether we have cancelled it
-        super().__init__(lock, server, owner, grant, keeper(), asyncio.Lock())
+        super().__init__(lock, server, owner, grant, keeper(), asyncio.Lock(), max_end)
 
     def lose(self, why: str) -> None:
         super().lose(why)
@@ -558,8 +591,11 @@ class Hold(HoldState):
 
     async def touch(self, lease: Optional[float] = None) -> None:
         """Lets the lease begin anew; a lease given here is that of later renewals too."""
-        async with self._busy:
-            await self._server.drive(self.touching(lease))
+        try:
+            async with self._busy:
+                await self._server.drive(self.touching(lease))
+        finally:
+            self._keeper.look_at(0)
 
     async def owned(self) -> bool:
         """Whether the server says that it is ours."""

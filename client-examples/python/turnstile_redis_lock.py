@@ -184,7 +184,9 @@ class TurnstileLock(DropIn, redis.lock.Lock):
         owner, server = self._owner(token), self._server
         wait_ms = self._wait_ms(blocking, blocking_timeout)
         with self._translated():
-            grant = server.acquire([self._key], owner, self._lease_ms(), wait_ms)
+            grant = server.acquire(
+                [self._key], owner, self._lease_ms(), wait_ms, named=token is not None
+            )
         if grant:
             self._begin(turnstile_lock, server, owner, grant)
         return grant is not None
@@ -260,7 +262,9 @@ class AsyncTurnstileLock(DropIn, redis.asyncio.lock.Lock):
         owner, server = self._owner(token), self._server
         wait_ms = self._wait_ms(blocking, blocking_timeout)
         with self._translated():
-            grant = await server.acquire([self._key], owner, self._lease_ms(), wait_ms)
+            grant = await server.acquire(
+                [self._key], owner, self._lease_ms(), wait_ms, named=token is not None
+            )
         if grant:
             self._begin(turnstile_lock_asyncio, server, owner, grant)
         return grant is not None

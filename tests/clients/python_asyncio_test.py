@@ -56,11 +56,12 @@ class LockTest(unittest.IsolatedAsyncioTestCase):
 
     async def asyncTearDown(self):
         """No task is left, and nothing that would be renewed."""
+        left = turnstile_lock_asyncio.keeper().holds.copy()
         for client in self.clients:
             for plain in (False, True):
                 await turnstile_lock_asyncio.Server.of(client, plain).close()
         await self.soon(lambda: len(asyncio.all_tasks()) <= self.tasks, "the tasks to end")
-        self.assertEqual(turnstile_lock_asyncio.keeper().holds, set())
+        self.assertEqual(left, set())
 
     def assert_no_connection_left(self):
         eventually(lambda: len(self.look.client_list()) == 1, "connections to close")
@@ -188,6 +189,37 @@ class Basics(LockTest):
         self.assertEqual(lock.entered, {})
 
 
+    async def test_a_block_that_ends_in_another_task(self):
+        async def block(lock):
+            async with lock as hold:
+                yield hold
+
+        async def begin(generator):  # anext() is no coroutine
+            return await anext(generator)
+
+        async def close(generator):
+            await generator.aclose()
+
+        lock = self.lock(shared=True, lease=60.0)
+        first, second = block(lock), block(lock)
+        await asyncio.create_task(begin(first))  # and its task is gone
+        hold = await begin(second)
+        await asyncio.create_task(close(first))
+        self.assertIs(await hold.owned(), True)
+        await asyncio.create_task(close(second))  # there is only one
+        self.assertFalse(self.look.exists(self.key))
+        lock = self.lock(shared=True, lease=0.3)
+        first, second = block(lock), block(lock)
+        for generator in (first, second):
+            await asyncio.create_task(begin(generator))
+        with self.assertRaisesRegex(RuntimeError, "which of 2"):
+            await first.aclose()
+        await self.soon(lambda: not self.look.exists(self.key), "the leases to end unrenewed")
+        lock.entered.clear()
+        with self.assertRaises(RuntimeError):
+            await second.aclose()
+
+
 class Loss(LockTest):
     async def test_renewal_keeps_a_lock_far_beyond_its_lease(self):
         async with self.lock(lease=0.9) as hold:
@@ -259,6 +291,39 @@ class Loss(LockTest):
         finally:
             self.server.go_on()
         self.assertIs(await release, True)
+
+    async def test_renewal_survives_errors(self):
+        server = turnstile_lock_asyncio.Server.of(self.client)
+        hold = await self.lock(lease=60.0).acquire()
+        for place, name in ((turnstile_lock_asyncio, "Survey"), (server, "renewing")):
+            failed, until = asyncio.Event(), hold.until
+
+            def fail(*_):
+                setattr(place, name, real)
+                failed.set()
+                raise ZeroDivisionError
+
+            real = getattr(place, name)
+            with self.assertLogs("turnstile_lock_asyncio", "ERROR"):
+                hold._due = 0
+                setattr(place, name, fail)
+                turnstile_lock_asyncio.keeper().look_at(0)
+                await self.soon(failed.is_set, "the error")
+                await self.soon(lambda: hold.until > until, "it to be renewed")
+        self.assertIs(await hold.release(), True)
+
+    async def test_close_ends_all(self):
+        session = await self.lock(self.key + ":session", session=True, lease=60.0).acquire()
+        with self.assertRaisesRegex(Lost, "closed"):
+            async with self.lock(lease=60.0):
+                await turnstile_lock_asyncio.Server.of(self.client).close()
+                self.assertEqual(turnstile_lock_asyncio.keeper().holds, set())
+                await asyncio.sleep(PATIENCE_S)
+        self.assertFalse(self.look.exists(self.key))
+        with self.assertRaisesRegex(Lost, "closed"):
+            session.check()
+        await self.soon(lambda: not self.look.exists(session.key), "it to end on the server")
+        self.assertIs(await session.release(), False)
 
     async def test_never_beyond_the_maximum(self):
         start = time.monotonic()
@@ -859,6 +924,18 @@ class Parking(LockTest):
         await asyncio.gather(*waits)
         self.assertEqual(order, list(range(6)))
 
+    async def test_a_connection_that_the_server_has_closed_is_not_used_again(self):
+        hold = await self.lock().acquire()
+        waiter = asyncio.create_task(self.lock(wait=PATIENCE_S).acquire())
+        await self.soon(lambda: connections(self.look, "b"), "a blocked one")
+        await hold.release()
+        await (await waiter).release()
+        [idle] = turnstile_lock_asyncio.Server.of(self.client)._idle[""]
+        [blocked] = connections(self.look, command="lock.acquire")
+        self.look.client_kill_filter(_id=blocked)
+        await self.soon(idle._reader.at_eof, "its end")
+        self.assertTrue(await (await self.lock(session=True).try_acquire()).release())
+
     async def test_a_wait_that_runs_out(self):
         async with self.lock(lease=60.0):
             for wait in (0.1, 0.8):
@@ -923,7 +1000,8 @@ class Messages(LockTest):
     async def test_forged_messages_are_not_believed(self):
         hold, waiter = await self.wait_in_line()
         place = self.place()
-        for message in ("granted 9007199254740991", "timeout", "lost 9007199254740991 forced"):
+        messages = ["granted 9007199254740991", "timeout", "lost 9007199254740991 forced"]
+        for message in (*messages, "error DEADLOCK made up"):
             asked = times_asked(self.look)
             self.look.publish(place.channel, f"{place.id} {message} {self.key}")
             await self.soon(lambda: times_asked(self.look) > asked, "it to ask again")
@@ -932,7 +1010,21 @@ class Messages(LockTest):
         await hold.release()
         real = await waiter
         self.assertTrue(self.held_by(real.token))
+        real._due = -1
+        self.look.publish(place.channel, f"{place.id} lost {real.token} forced {self.key}")
+        await self.soon(lambda: 0 < real._due, "it to ask the server")
+        self.assertFalse(real.lost.is_set())
         self.assertTrue(await real.release())
+
+    async def test_a_forged_message_that_the_wait_was_ended_leaves_nothing(self):
+        hold, waiter = await self.wait_in_line(wait=60.0)
+        place = self.place()
+        self.look.publish(place.channel, f"{place.id} error UNBLOCKED made up")
+        with self.assertRaises(Superseded):
+            await waiter
+        await self.in_line(0)
+        await hold.release()
+        self.assertFalse(self.look.exists(self.key))
 
     async def test_a_loss_cancels_at_once(self):
         hold, waiter = await self.wait_in_line()
@@ -1035,6 +1127,7 @@ class Knowing(LockTest):
         self.assertIs(await stored.owned(), True)
         hold = await lock.adopt(stored.owner, stored.token)
         self.assertEqual(hold.token, stored.token)
+        self.assertEqual((await lock.adopt(stored.owner)).token, stored.token)
         self.assertEqual((await lock.acquire(owner=stored.owner)).token, stored.token)
         for owner, token in (("another", stored.token), (stored.owner, stored.token + 1)):
             with self.assertRaises(Lost):
@@ -1044,6 +1137,13 @@ class Knowing(LockTest):
         self.assertIs(await stored.release(), False)
         for left in list(turnstile_lock_asyncio.keeper().holds):
             await left.release()
+
+    async def test_the_maximum_of_an_adopted_hold(self):
+        stored = await self.lock(max_hold=0.5).acquire()
+        with self.assertRaisesRegex(Lost, "max_hold"):
+            async with await self.lock(lease=60.0).adopt(stored.owner):
+                await asyncio.sleep(PATIENCE_S)
+        self.assertIs(await stored.release(), False)
 
     async def test_the_seam(self):
         server = turnstile_lock_asyncio.Server.of(self.client)
@@ -1141,6 +1241,8 @@ class WithoutTheModule(LockTest):
                 await self.lock(**options).acquire()
             async with self.lock(**options, without={what, "token"}) as hold:
                 self.assertIsNone(hold.token)
+                with self.assertRaises(Unsupported):
+                    await hold.run("SET", "x", "y")
 
     async def test_a_cancelled_acquire_leaves_nothing(self):
         self.server.pause()

@@ -304,6 +304,7 @@ class LockTest(unittest.TestCase):
 
     def assert_nothing_left(self, threads):
         """No thread, no connection, no waiter. The last clean-up of each test."""
+        left = [hold.key for hold in turnstile_lock.KEEPER.holds]
         for client in (*self.clients, self.client):
             for plain in (False, True):
                 turnstile_lock.Server.of(client, plain).close()
@@ -312,9 +313,7 @@ class LockTest(unittest.TestCase):
         eventually(lambda: threading.active_count() <= threads, "threads to end")
         eventually(lambda: len(self.client.client_list()) == 1, "connections to close")
         self.client.connection_pool.disconnect()
-        left = [hold.key for hold in (*turnstile_lock.KEEPER.holds, *turnstile_lock.HELD)]
         turnstile_lock.KEEPER.holds.clear()
-        turnstile_lock.HELD.clear()
         self.assertEqual(left, [], "holds that would be renewed")
 
     def proxy(self):
@@ -448,6 +447,27 @@ class Basics(LockTest):
         self.assertEqual((most, total), (1, 80))
         self.assertEqual(lock.entered, {})
 
+    def test_a_block_that_ends_in_another_thread(self):
+        def block(lock):
+            with lock as hold:
+                yield hold
+
+        lock = self.lock(shared=True, lease=60.0)
+        first, second = block(lock), block(lock)
+        self.in_thread(lambda: next(first))()  # and its thread is gone
+        hold = next(second)
+        self.in_thread(first.close)()
+        self.assertIs(hold.owned(), True)
+        self.in_thread(second.close)()  # there is only one
+        self.assertFalse(self.client.exists(self.key))
+        lock = self.lock(shared=True, lease=0.3)
+        first, second = block(lock), block(lock)
+        next(first), next(second)
+        with self.assertRaisesRegex(RuntimeError, "which of 2"):
+            self.in_thread(first.close)()
+        eventually(lambda: not self.client.exists(self.key), "the leases to end unrenewed")
+        second.close()
+
     def test_a_client_that_decodes(self):
         client = self.server.client(decode_responses=True, db=1)
         self.addCleanup(client.connection_pool.disconnect)
@@ -579,6 +599,43 @@ class Renewal(LockTest):
         self.assertTrue(hold.lost.wait(PATIENCE_S))
         self.assert_between(time.monotonic(), hold.until, hold.until + SLACK_S)
         hold.release()
+
+    def test_it_survives_errors(self):
+        server = turnstile_lock.Server.of(self.client)
+        hold = self.lock(lease=60.0).acquire()
+        for place, name in ((turnstile_lock, "Survey"), (server, "renewing")):
+            failed, until = threading.Event(), hold.until
+
+            def fail(*_):
+                setattr(place, name, real)
+                failed.set()
+                raise ZeroDivisionError
+
+            real = getattr(place, name)
+            with self.assertLogs("turnstile_lock", "ERROR"):
+                hold._due = 0
+                setattr(place, name, fail)
+                turnstile_lock.KEEPER.look_at(0)
+                self.assertTrue(failed.wait(PATIENCE_S))
+                eventually(lambda: hold.until > until, "it to be renewed")
+        self.assertIs(hold.release(), True)
+
+    def test_a_thread_that_has_to_wait_for_the_cpu_does_not_delay_it(self):
+        hold = self.lock(lease=0.9, renew=False).acquire()
+        hold.over = lambda: time.sleep(0.1)
+        self.assertEqual(turnstile_lock.Survey([hold], ()).then, hold.until)
+        hold.release()
+
+    def test_close_ends_it(self):
+        hold = self.lock(lease=0.6).acquire()
+        session = self.lock(self.key + ":session", session=True, lease=60.0).acquire()
+        turnstile_lock.Server.of(self.client).close()
+        for ended in (hold, session):
+            self.assertTrue(ended.lost.is_set())
+            with self.assertRaisesRegex(Lost, "closed"):
+                ended.check()
+            eventually(lambda: not self.client.exists(ended.key), "it to end on the server")
+            self.assertIs(ended.release(), False)
 
     def test_never_beyond_the_maximum(self):
         start = time.monotonic()
@@ -1134,6 +1191,17 @@ class Parking(LockTest):
         hold.release()
         waiter().release()
 
+    def test_a_connection_that_the_server_has_closed_is_not_used_again(self):
+        hold = self.lock().acquire()
+        waiter = self.in_thread(self.lock(wait=PATIENCE_S).acquire)
+        eventually(lambda: connections(self.client, "b"), "a blocked one")
+        [blocked] = connections(self.client, "b")
+        hold.release()
+        waiter().release()
+        self.client.client_kill_filter(_id=blocked)
+        eventually(lambda: blocked not in connections(self.client), "its end")
+        self.assertTrue(self.lock(session=True).try_acquire().release())
+
     def test_a_lock_that_was_taken_is_not_tried_first(self):
         turnstile_lock.PARK = PATIENCE_S
         lock = self.lock(wait=PATIENCE_S, lease=60.0)
@@ -1271,7 +1339,9 @@ class Messages(LockTest):
         place = self.place()
         mallory = self.server.client()
         self.addCleanup(mallory.connection_pool.disconnect)
-        for message in ("granted 9007199254740991", "timeout", "lost 9007199254740991 forced"):
+        messages = ["granted 9007199254740991", "timeout", "lost 9007199254740991 forced"]
+        messages += ["error DEADLOCK made up", "error UNBLOCKED this server is no longer a primary"]
+        for message in messages:
             asked = times_asked(self.client)
             received = mallory.publish(place.channel, f"{place.id} {message} {self.key}")
             self.assertEqual(received, 1)
@@ -1294,6 +1364,31 @@ class Messages(LockTest):
         mallory.publish(place.channel, f"{place.id} lost 9007199254740991 forced {self.key}")
         real.touch()
         self.assertTrue(real.release())
+
+    def test_a_forged_message_of_a_loss_is_not_believed(self):
+        for renew in (True, False):
+            hold, waiter = self.wait_in_line(renew=renew)
+            hold.release()
+            real = waiter()
+            place = real._grant.place
+            eventually(lambda: self.client.pttl(self.key) < 59_900, "some of it to be over")
+            real._due, until = -1, real.until
+            self.client.publish(place.channel, f"{place.id} lost {real.token} forced {self.key}")
+            eventually(lambda: 0 < real._due, "it to ask the server")
+            self.assertFalse(real.lost.is_set())
+            self.assertEqual(real.until > until, renew)
+            self.assertLess(self.client.pttl(self.key), 60_001 if renew else 59_900)
+            self.assertTrue(real.release())
+
+    def test_a_forged_message_that_the_wait_was_ended_leaves_nothing(self):
+        hold, waiter = self.wait_in_line(wait=60.0)
+        place = self.place()
+        self.client.publish(place.channel, f"{place.id} error UNBLOCKED made up")
+        with self.assertRaises(Superseded):
+            waiter()
+        self.in_line(0)
+        hold.release()
+        self.assertFalse(self.client.exists(self.key))
 
     def test_a_loss_is_told_at_once(self):
         hold, waiter = self.wait_in_line()
@@ -1525,6 +1620,34 @@ class Knowing(LockTest):
         for ended in (stored, again):
             ended.release()
 
+    def test_adopt_without_a_token(self):
+        for owner in ("alice", b"\xff\xfe"):
+            stored = self.lock(shared=True, lease=60.0, max_hold=1.0).acquire(owner=owner)
+            with self.lock(shared=True):
+                hold = self.lock(lease=60.0).adopt(owner)
+            self.assertEqual(hold.token, stored.token)
+            self.assertTrue(hold.lost.wait(PATIENCE_S))
+            with self.assertRaisesRegex(Lost, "max_hold"):  # which began with the first grant
+                hold.check()
+            eventually(lambda: not self.client.exists(self.key), "the server to end it too")
+            for ended in (hold, stored):
+                self.assertIs(ended.release(), False)
+        with self.assertRaises(Lost):
+            self.lock().adopt("bob")
+
+    def test_the_maximum_of_an_older_hold(self):
+        lock = self.lock(max_hold=60.0, owner="alice")
+        hold = lock.acquire()
+
+        def left():
+            return lock_info(self.client, self.key)["holders"][0]["max-hold-left-ms"]
+
+        eventually(lambda: left() < 59_900, "some of it to be over")
+        again = lock.acquire()
+        self.assertLessEqual(again._max_end - time.monotonic(), 59.9)
+        self.assertIs(hold.release(), True)
+        self.assertIs(again.release(), False)
+
     def test_the_options_of_the_second_edition(self):
         with self.lock(limit=3, weight=2, tag="t", max_hold=5.0, linger=0.1):
             [holder] = lock_info(self.client, self.key)["holders"]
@@ -1703,6 +1826,8 @@ class WithoutTheModule(LockTest):
                 hold.run("SET", "x", "y")
         with self.lock(**options, without={"token"}) as hold:
             self.assertIsNone(hold.token)
+            with self.assertRaises(Unsupported):
+                hold.run("SET", "x", "y")
         self.assertFalse(self.client.exists(self.key))
 
     def test_waiting_is_polling(self):
@@ -1731,6 +1856,16 @@ class WithoutTheModule(LockTest):
         self.assertTrue(adopted.release())
         for ended in (hold, again):
             self.assertIs(ended.release(), False)
+
+    def test_adopt_is_the_first_to_learn_of_it(self):
+        self.client.set(self.key, "stored", px=60_000)
+        with self.assertRaises(Unsupported):
+            self.lock().adopt("stored")
+        for client in (self.client, self.server.client()):
+            lock = self.lock(client=client, fallback=True)
+            with self.assertRaises(Lost):
+                lock.adopt("stranger")
+        self.assertIs(lock.adopt("stored").release(), True)
 
     def test_giving_up_leaves_nothing(self):
         hasty = self.server.client(socket_timeout=0.2)

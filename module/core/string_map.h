@@ -57,12 +57,10 @@ class StringMap {
   }
 
  private:
-  static constexpr size_t kParts = 64;
-
-  Part& PartOf(std::string_view key) {
-    return parts_[hash_(key) >> (8 * sizeof(size_t) - 6)];  // the tables use the lower bits
-  }
+  // There are 64 parts, so six bits choose one: the highest, as the tables use the lower ones.
+  Part& PartOf(std::string_view key) { return parts_[hash_(key) >> (8 * sizeof(size_t) - 6)]; }
   std::vector<Part> Empty() const {
+    constexpr size_t kParts = 64;
     std::vector<Part> parts;
     parts.reserve(kParts);
     while (parts.size() < kParts) parts.emplace_back(0, hash_);

@@ -1155,11 +1155,22 @@ class Model:
         forced"."""
         entry = self.entries[source]
         self.remove(source)
+        holds = entry.holds if isinstance(entry, Lock) else []
+        # "A hold that is removed and is back at once under its token is not lost and stays bound":
+        # the other lock was taken together with this one.
+        back = {(hold.owner, hold.token) for hold in holds if self.live(hold)}
+        bound = {}
+        if isinstance(self.entries.get(target), Lock):
+            for hold in self.entries[target].holds:
+                if (hold.owner, hold.token) in back:
+                    bound[hold.owner] = hold.notify
+                    hold.notify = None
         if target in self.entries:
             self.remove(target)
         self.entries[target] = entry
-        for hold in entry.holds if isinstance(entry, Lock) else []:
-            hold.session = hold.notify = None
+        for hold in holds:
+            hold.session = None
+            hold.notify = bound.get(hold.owner)
 
     def do_rename(self, connection, db, args):
         source, target = (db, args[0]), (db, args[1])

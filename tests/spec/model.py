@@ -113,11 +113,12 @@ class Message:
     """What is published. `text` is all of it or, if `begins`, how it begins; `other` is another
     text that would also be right."""
 
-    def __init__(self, channel, text, begins=False, other=None):
+    def __init__(self, channel, text, begins=False, other=None, ends=None):
         self.channel = channel
         self.text = text
         self.begins = begins
         self.other = other
+        self.ends = ends  # the call whose end it tells of
 
     def __repr__(self):
         return f"{self.channel}: {self.text}" + (" …" if self.begins else "")
@@ -329,14 +330,14 @@ class Model:
 
     # --- Messages -----------------------------------------------------------------------------
 
-    def publish(self, notify, text, begins=False, other=None):
+    def publish(self, notify, text, begins=False, other=None, ends=None):
         """Whether somebody received it."""
         channel, name = notify
         if not self.subscribed(channel):
             return False
         if other is not None:
             other = f"{name} {other}"
-        self.messages.append(Message(channel, f"{name} {text}", begins, other))
+        self.messages.append(Message(channel, f"{name} {text}", begins, other, ends))
         return True
 
     def answer(self, request, reply, text=None):
@@ -348,9 +349,9 @@ class Model:
             if self.rule("timeout-told"):
                 self.publish(request.notify, f"timeout {self.first_key(request)}")
         elif text is not None:
-            self.publish(request.notify, f"error {text}")
+            self.publish(request.notify, f"error {text}", ends=request)
         else:
-            self.publish(request.notify, f"error {reply.codes[0]} ", begins=True)
+            self.publish(request.notify, f"error {reply.codes[0]} ", begins=True, ends=request)
 
     def first_key(self, request):
         """"the others once, with the first key"."""
@@ -973,8 +974,19 @@ class Model:
             waits = request.wait > 0
         verdict = self.decide(request)
         if verdict == "busy":
-            return self.wait(request) if waits else None
-        return self.carry_out(request, verdict, connection)
+            reply = self.wait(request) if waits else None
+        else:
+            reply = self.carry_out(request, verdict, connection)
+        if reply is not None:
+            self.retract(request)
+        return reply
+
+    def retract(self, newer):
+        """"With the same channel and id nothing is published for the older call", "also if it ended
+        earlier in the same transaction"."""
+        if newer.notify is not None and self.rule("same-id"):
+            self.messages = [message for message in self.messages if message.ends is None or
+                             (message.ends.owner, message.ends.notify) != (newer.owner, newer.notify)]
 
     def parse_named(self, db, args, lease):
         """key owner [PX ms | EX s] [ALSO numkeys key ...]"""

@@ -412,14 +412,25 @@ class Driver:
     def await_messages(self, published, received):
         """Messages must come by themselves, not only when somebody looks at the key."""
         deadline = time.monotonic() + self.patience
+        late = False
         while published:
             self.receive(received)
             wrong = self.wrong_published(published, received)
+            if wrong is None and late:
+                raise spec.Unclear
             if wrong is None:
                 return
-            if time.monotonic() > deadline:
+            if time.monotonic() <= deadline:
+                continue
+            if late or not any(" expired " in message.text for message in published):
                 self.note("reply", {}, received)
                 raise Difference(wrong)
+            # "within milliseconds of the end": where a server has two timers for the same
+            # microsecond, it looks at the second one a millisecond later.
+            self.wall += 1000
+            self.steady += 1000
+            self.server.set_clock(self.wall, self.steady)
+            deadline, late = time.monotonic() + self.patience, True
 
     def wrong_published(self, published, received):
         """What is wrong about the messages of the two subscribers."""

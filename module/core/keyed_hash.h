@@ -22,8 +22,6 @@ struct HashKey {
 
 class KeyedHash {
  public:
-  using is_transparent = void;
-
   explicit KeyedHash(const HashKey& key) : key_(key) {}
 
   size_t operator()(std::string_view text) const {

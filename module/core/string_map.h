@@ -5,7 +5,6 @@
 #define TURNSTILE_CORE_STRING_MAP_H_
 
 #include <cstddef>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -19,25 +18,44 @@ namespace turnstile {
 template <typename Value>
 class StringMap {
  private:
-  using Part = std::unordered_map<std::string, Value, KeyedHash, std::equal_to<>>;
+  // A key with its hash, which is computed once for the choice of the part and for the table.
+  struct Hashed {
+    std::string_view key;
+    size_t hash;
+  };
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(const std::string& key) const { return keyed(key); }
+    size_t operator()(const Hashed& hashed) const { return hashed.hash; }
+    KeyedHash keyed;
+  };
+  struct Equal {
+    using is_transparent = void;
+    bool operator()(const std::string& a, const std::string& b) const { return a == b; }
+    bool operator()(const Hashed& a, const std::string& b) const { return a.key == b; }
+    bool operator()(const std::string& a, const Hashed& b) const { return a == b.key; }
+  };
+  using Part = std::unordered_map<std::string, Value, Hash, Equal>;
 
  public:
-  explicit StringMap(const HashKey& key) : hash_(key), parts_(Empty()) {}
+  explicit StringMap(const HashKey& key) : hash_{KeyedHash(key)}, parts_(Empty()) {}
 
   Value* Find(std::string_view key) {
-    Part& part = PartOf(key);
-    const auto found = part.find(key);
+    const Hashed hashed = HashedOf(key);
+    Part& part = PartOf(hashed);
+    const auto found = part.find(hashed);
     return found == part.end() ? nullptr : &found->second;
   }
   const Value* Find(std::string_view key) const { return const_cast<StringMap*>(this)->Find(key); }
 
   // Adds an element, which must not exist. Key and value keep their addresses.
   std::pair<const std::string, Value>& Add(std::string_view key) {
-    return *PartOf(key).try_emplace(std::string(key)).first;
+    return *PartOf(HashedOf(key)).try_emplace(std::string(key)).first;
   }
   void Erase(std::string_view key) {
-    Part& part = PartOf(key);
-    part.erase(part.find(key));
+    const Hashed hashed = HashedOf(key);
+    Part& part = PartOf(hashed);
+    part.erase(part.find(hashed));
   }
   // Also frees the tables themselves, which stay large when elements are erased.
   void Clear() { parts_ = Empty(); }
@@ -58,7 +76,8 @@ class StringMap {
 
  private:
   // There are 64 parts, so six bits choose one: the highest, as the tables use the lower ones.
-  Part& PartOf(std::string_view key) { return parts_[hash_(key) >> (8 * sizeof(size_t) - 6)]; }
+  Part& PartOf(const Hashed& hashed) { return parts_[hashed.hash >> (8 * sizeof(size_t) - 6)]; }
+  Hashed HashedOf(std::string_view key) const { return {key, hash_.keyed(key)}; }
   std::vector<Part> Empty() const {
     constexpr size_t kParts = 64;
     std::vector<Part> parts;
@@ -67,7 +86,7 @@ class StringMap {
     return parts;
   }
 
-  KeyedHash hash_;
+  Hash hash_;
   std::vector<Part> parts_;
 };
 

@@ -41,6 +41,8 @@ constexpr Time kCloseNoticed = 20 * kMillisecond;
 constexpr Time kPingEvery = 40 * kMillisecond;
 // Who wants to listen first gives up after this.
 constexpr Time kListenWithin = 100 * kMillisecond;
+// Where nobody may tell it of the outcome, a client does not wait for that for longer.
+constexpr Time kPatienceInSilence = 500 * kMillisecond;
 
 constexpr uint16_t kLimit = 3;
 
@@ -57,6 +59,13 @@ bool IsExpected(std::string_view word) {
       "UNBLOCKED", "NOREPLICAS",  "MISCONF", "READONLY", "OOM",  "LOADING",  "MASTERDOWN",
       "TRYAGAIN",  "CLUSTERDOWN", "MOVED",   "ASK",      "BUSY", "DEADLOCK", "WAITLIMIT"};
   return kExpected.contains(word);
+}
+
+// Who has lost a right is told so. (Servers tell scripts in other words.)
+bool IsDenied(std::string_view error) {
+  return FirstWord(error) == "NOPERM" ||
+         error.starts_with("ERR The user executing the script can") ||
+         error.starts_with("ERR ACL failure in script");
 }
 
 // At a role change a grant may have been on its way.
@@ -87,7 +96,8 @@ Time Now() {
 
 class Driver::Peer {
  public:
-  Peer(Driver& driver, uint64_t seed, bool half) : driver_(driver), half_(half), random_(seed) {}
+  Peer(Driver& driver, uint64_t seed, bool half, uint32_t database = 0)
+      : driver_(driver), half_(half), database_(database), random_(seed) {}
   virtual ~Peer() { Close(); }
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
@@ -116,7 +126,13 @@ class Driver::Peer {
   virtual void OnReply(const redisReply& reply) = 0;
   // The connection is gone, with or without an answer outstanding.
   virtual void OnLost() = 0;
+  // By what name it logs in; "": it does not.
+  virtual std::string User() const { return ""; }
+  // Where it connects to when it goes to `address`.
+  virtual Address WayTo(const Address& address) const { return address; }
 
+  bool half() const { return half_; }
+  uint32_t database() const { return database_; }
   // (The first request of a connection has to wait until the server has accepted that.)
   bool direct() const { return driver_.workload_.direct && !by_half_ && accepted_; }
   bool by_half() const { return by_half_; }
@@ -136,8 +152,9 @@ class Driver::Peer {
     setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     sockaddr_in address{};
     address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(at_.port));
-    inet_pton(AF_INET, at_.host.c_str(), &address.sin_addr);
+    const Address way = WayTo(at_);
+    address.sin_port = htons(static_cast<uint16_t>(way.port));
+    inet_pton(AF_INET, way.host.c_str(), &address.sin_addr);
     if (connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
         errno != EINPROGRESS) {
       Close();
@@ -151,6 +168,8 @@ class Driver::Peer {
     watches_output_ = true;
     accepted_ = false;
     alive_at_ = Now();
+    if (const std::string user = User(); !user.empty()) Introduce({"AUTH", user, "any"});
+    if (database_ != 0) Introduce({"SELECT", std::to_string(database_)});
     const std::lock_guard guard(driver_.mutex_);
     ++driver_.traffic_.connections;
     return true;
@@ -237,6 +256,12 @@ class Driver::Peer {
   Time wake_ = 0;
 
  private:
+  // Says something before the first request, whatever the answer.
+  void Introduce(const Command& command) {
+    out_ += EncodeCommand(command);
+    ++skip_;
+  }
+
   // If the server has ended it, that was at any time since a request was sent that was answered:
   // the answer may have been read late.
   void Lose(Time last) {
@@ -308,6 +333,7 @@ class Driver::Peer {
   }
 
   const bool half_;
+  const uint32_t database_;
   std::mt19937_64 random_;
   int fd_ = -1;
   redisReader* reader_ = nullptr;
@@ -347,8 +373,18 @@ class Driver::Subscriber : public Peer {
   void HangUp() {
     if (connected()) Lose();
   }
+  // Whether messages come later than answers.
+  bool IsHeldBack() const { return half() && driver_.CurrentRoute().listeners.port != 0; }
+  // It comes back in a moment, by the same connection.
+  void Unsubscribe();
 
  private:
+  std::string User() const override { return driver_.workload_.user; }
+  Address WayTo(const Address& address) const override {
+    const Route route = driver_.CurrentRoute();
+    return IsHeldBack() && address.port == route.address.port ? route.listeners : address;
+  }
+
   void Act(Time now) override {
     wake_ = now + kPingEvery;
     if (!Connect()) {
@@ -378,8 +414,8 @@ class Driver::Subscriber : public Peer {
 
 class Driver::Worker : public Peer {
  public:
-  Worker(Driver& driver, uint64_t seed, bool half, Subscriber* subscriber)
-      : Peer(driver, seed, half), subscriber_(subscriber) {}
+  Worker(Driver& driver, uint64_t seed, bool half, uint32_t database, Subscriber* subscriber)
+      : Peer(driver, seed, half, database), subscriber_(subscriber) {}
 
   bool idle() const { return pending_.empty() && awaited_.empty(); }
 
@@ -415,6 +451,8 @@ class Driver::Worker : public Peer {
     Time listens_by = 0;   // it gives up to listen first
     bool cancelled = false;
   };
+
+  std::string User() const override { return driver_.workload_.user; }
 
   void Act(Time now) override {
     if (!pending_.empty()) {
@@ -486,13 +524,14 @@ class Driver::Worker : public Peer {
     if (OneIn(10)) hold.linger = Between(1, workload.longest_linger / kMillisecond) * kMillisecond;
     hold.session = workload.sessions && OneIn(5);
     hold.reentrant = hold.locks.size() == 1 && hold.sharing != Sharing::kLimit && OneIn(6);
-    if (hold.sharing == Sharing::kExclusive && OneIn(10)) hold.floor = Above(last_token_);
+    if (hold.sharing != Sharing::kLimit && OneIn(10)) hold.floor = Above(last_token_);
     if (hold.sharing == Sharing::kLimit && OneIn(2)) {
       hold.weight = static_cast<uint16_t>(Between(1, kLimit));
     }
     if (hold.wait > 0 && OneIn(5)) hold.max_line = static_cast<uint16_t>(Between(1, 6));
     if (OneIn(5)) hold.max_hold = hold.lease + Between(0, 60) * kMillisecond;
     hold.tagged = OneIn(3);
+    for (uint32_t& lock : hold.locks) lock += database() * workload.locks;
     hold_ = std::move(hold);
     if (subscriber_ != nullptr && OneIn(2)) UseNewId();
   }
@@ -577,6 +616,7 @@ class Driver::Worker : public Peer {
     op.max_hold = max_hold;
     op.notified = !hold_->id.empty();
     op.bound = op.notified && hold_->bound == hold_->id;
+    if (op.notified && subscriber_->IsHeldBack()) op.direct = false;
     if (op.notified && hold_->asked_since == 0) hold_->asked_since = Now();
     if (op.notified) ++hold_->asks;
     hold_->listens_by = 0;
@@ -586,10 +626,13 @@ class Driver::Worker : public Peer {
   }
 
   void AskAgain() {
-    const bool reads_and_writes = driver_.workload_.sharing && hold_->locks[0] % 6 == 3;
-    if (reads_and_writes && !hold_->reentrant && OneIn(2)) {
+    const uint32_t kind = hold_->locks[0] % driver_.workload_.locks % 6;
+    const bool reads_and_writes = driver_.workload_.sharing && kind == 3;
+    if (reads_and_writes && OneIn(2)) {
       ToggleSharing();
       hold_->changing = true;
+    } else if (hold_->sharing == Sharing::kShared && OneIn(3)) {
+      NameGivenToken();
     } else if (hold_->sharing == Sharing::kExclusive && OneIn(3)) {
       hold_->floor = Above(hold_->token);
     } else if (hold_->sharing == Sharing::kLimit && OneIn(3)) {
@@ -601,6 +644,13 @@ class Driver::Worker : public Peer {
     if (hold_->changing || OneIn(3)) hold_->id.clear();
     if (hold_->id.empty() && subscriber_ != nullptr && OneIn(2)) UseNewId();
     Ask();
+  }
+
+  // Beside other holders it may name only a token that was given, and that nobody else names:
+  // another one may be theirs.
+  void NameGivenToken() {
+    const GivenToken given = std::exchange(driver_.given_, {});
+    if (given.lock != hold_->locks[0] && given.token > hold_->token) hold_->floor = given.token;
   }
 
   void ToggleSharing() {
@@ -826,8 +876,14 @@ class Driver::Worker : public Peer {
     if (once_more) Count(&Traffic::reentries);
     if (hold_->changing) {
       Count(hold_->sharing == Sharing::kShared ? &Traffic::downgrades : &Traffic::upgrades);
+      if (once_more) Count(&Traffic::reentrant_changes);
     }
-    if (hold_->floor == token) Count(&Traffic::floors);
+    if (hold_->floor == token) {
+      Count(&Traffic::floors);
+      if (hold_->sharing == Sharing::kShared) Count(&Traffic::reader_floors);
+    } else if (hold_->sharing == Sharing::kExclusive && hold_->locks.size() == 1) {
+      driver_.given_ = {asked.lock, token};
+    }
     if (asked.weight > 1) Count(&Traffic::heavy);
     if (asked.max_hold > 0) Count(&Traffic::capped);
     if (hold_->tagged) Count(&Traffic::tagged);
@@ -857,7 +913,9 @@ class Driver::Worker : public Peer {
     }
     awaited_ = std::exchange(pending_, {});
     for (Operation& op : awaited_) op.queued = now;
-    outcome_by_ = awaited_[0].sent + awaited_[0].wait + kPatience;
+    const bool may_be_silent = !driver_.workload_.user.empty();
+    outcome_by_ =
+        awaited_[0].sent + awaited_[0].wait + (may_be_silent ? kPatienceInSilence : kPatience);
     wake_ = outcome_by_;
     acts_in_line_at_ = 0;
     if (OneIn(8)) wake_ = acts_in_line_at_ = now + Between(0, awaited_[0].wait);
@@ -940,7 +998,9 @@ class Driver::Worker : public Peer {
     // Who has it by another weight is refused.
     const bool weight_refused =
         hold_ && hold_->other_weight && error.find("another weight") != std::string_view::npos;
-    const bool expected = IsExpected(word) || holds_some || floor_refused || weight_refused;
+    const bool denied = !driver_.workload_.user.empty() && IsDenied(error);
+    const bool expected =
+        IsExpected(word) || holds_some || floor_refused || weight_refused || denied;
     if (refused || !expected) Unexpected(error);
     confirming_ = false;
     std::vector<Operation> refused_ones = pending_;
@@ -1032,6 +1092,14 @@ void Driver::Subscriber::OnReply(const redisReply& reply) {
   } else if ((what == "message" || what == "smessage") && reply.elements == 3) {
     worker_->OnMessage(TextOf(*reply.element[2]));
   }
+}
+
+void Driver::Subscriber::Unsubscribe() {
+  if (!subscribed_) return;
+  Send({driver_.workload_.sharded ? "SUNSUBSCRIBE" : "UNSUBSCRIBE", channel_});
+  asked_ = subscribed_ = false;
+  wake_ = Now() + Between(0, 50) * kMillisecond;
+  worker_->OnSubscriptionLost();
 }
 
 void Driver::Subscriber::OnLost() {
@@ -1142,7 +1210,8 @@ void Driver::Worker::TakeOutcome(std::string_view kind, std::string_view rest, b
     const std::lock_guard guard(driver_.mutex_);
     ++driver_.traffic_.errors[code];
   }
-  if (kind != "error" || !IsExpected(code)) {
+  const bool denied = !driver_.workload_.user.empty() && IsDenied(rest);
+  if (kind != "error" || !(IsExpected(code) || denied)) {
     driver_.Report(
         {"C8", "a message that nobody expects: " + std::string(rest), asked.lock, now, {}});
   }
@@ -1256,7 +1325,8 @@ class Driver::Observer : public Peer {
     if (!Connect()) return;
     outstanding_ = true;
     sent_ = now;
-    lock_ = static_cast<uint32_t>(Below(driver_.workload_.locks));
+    const uint32_t locks = driver_.workload_.locks;
+    lock_ = database() * locks + static_cast<uint32_t>(Below(locks));
     Send({"LOCK.INFO", driver_.LockName(lock_)});
   }
 
@@ -1339,7 +1409,7 @@ class Driver::Observer : public Peer {
 // --- The driver ---------------------------------------------------------------------------------
 
 Driver::Driver(const Workload& workload, uint64_t seed)
-    : workload_(workload), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+    : workload_(workload), epoll_(epoll_create1(EPOLL_CLOEXEC)), random_(seed) {
   std::mt19937_64 seeds(seed);
   for (size_t i = 0; i < workload.workers; i++) {
     const bool half = i % 2 == 1;
@@ -1347,8 +1417,12 @@ Driver::Driver(const Workload& workload, uint64_t seed)
     if (workload.notified && i % 4 < 2) {
       subscriber = std::make_unique<Subscriber>(*this, seeds(), half, i);
     }
-    auto worker = std::make_unique<Worker>(*this, seeds(), half, subscriber.get());
-    if (subscriber != nullptr) subscriber->set_worker(worker.get());
+    const uint32_t database = static_cast<uint32_t>(i / 4) % workload.databases;
+    auto worker = std::make_unique<Worker>(*this, seeds(), half, database, subscriber.get());
+    if (subscriber != nullptr) {
+      subscriber->set_worker(worker.get());
+      subscribers_.push_back(subscriber.get());
+    }
     workers_.push_back(worker.get());
     peers_.push_back(std::move(worker));
     if (subscriber != nullptr) peers_.push_back(std::move(subscriber));
@@ -1356,7 +1430,9 @@ Driver::Driver(const Workload& workload, uint64_t seed)
   for (const bool half : {false, true}) {
     peers_.push_back(std::make_unique<Prober>(*this, seeds(), half));
   }
-  peers_.push_back(std::make_unique<Observer>(*this, seeds(), false));
+  for (uint32_t database = 0; database < workload.databases; database++) {
+    peers_.push_back(std::make_unique<Observer>(*this, seeds(), false, database));
+  }
   for (std::atomic<Time>& last : last_success_) last = Now();
   thread_ = std::thread([this] { Loop(); });
 }
@@ -1373,6 +1449,9 @@ void Driver::Loop() {
   while (!stopping_) {
     const Time now = Now();
     Time next = now + 20 * kMillisecond;
+    for (int left = unsubscribe_.exchange(0); left > 0 && !subscribers_.empty(); left--) {
+      subscribers_[random_() % subscribers_.size()]->Unsubscribe();
+    }
     for (const std::unique_ptr<Peer>& peer : peers_) {
       peer->Turn(now);
       next = std::min(next, peer->wake());
@@ -1394,9 +1473,9 @@ Driver::Route Driver::CurrentRoute() const {
   return route_;
 }
 
-void Driver::Go(const Address& address, const Address& half) {
+void Driver::Go(const Address& address, const Address& half, const Address& listeners) {
   const std::lock_guard guard(mutex_);
-  route_ = {address, half};
+  route_ = {address, half, listeners};
   ++generation_;
 }
 

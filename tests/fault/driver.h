@@ -58,6 +58,8 @@ struct Workload {
   bool direct = true;        // false: packets may be lost on the way, and come late
   bool notified = true;      // some requests do not block,
   bool sharded = false;      // and channels belong to the slots of a cluster
+  uint32_t databases = 1;    // clients are spread over these, and each has all of the locks
+  std::string user = {};     // who the clients are (without a password): its rights may change
 };
 
 // Counted over the life of a driver.
@@ -75,7 +77,9 @@ struct Traffic {
   uint64_t heavy = 0;   // grants that count for more than one
   uint64_t capped = 0;  // grants with the most that they may last
   uint64_t tagged = 0;
-  uint64_t shed = 0;  // requests that were kept from a long line, as far as they know
+  uint64_t shed = 0;               // requests that were kept from a long line, as far as they know
+  uint64_t reader_floors = 0;      // of them, those of readers
+  uint64_t reentrant_changes = 0;  // changes of mode that count the hold once more
   uint64_t subscriptions = 0;
   uint64_t in_line = 0;  // requests of which a message is to tell
   uint64_t messages = 0;
@@ -98,8 +102,11 @@ class Driver {
   Driver& operator=(const Driver&) = delete;
 
   // Where clients go from now on; who is elsewhere hangs up. With `half`, every other client goes
-  // that way instead, which is not the direct one.
-  void Go(const Address& address, const Address& half = {});
+  // that way instead, which is not the direct one. With `listeners`, every other client that is to
+  // be notified listens by that way, and asks directly.
+  void Go(const Address& address, const Address& half = {}, const Address& listeners = {});
+  // A client that listens stops that for a moment.
+  void Unsubscribe() { ++unsubscribe_; }
   // A server was restarted or changed its role: nothing is known of the order of arrival.
   void NewLife();
   void Note(Mark mark);
@@ -118,7 +125,12 @@ class Driver {
   Traffic traffic() const;
 
   const Workload& workload() const { return workload_; }
-  std::string LockName(uint32_t lock) const { return workload_.prefix + std::to_string(lock); }
+  // Locks are numbered through all databases.
+  uint32_t locks() const { return workload_.locks * workload_.databases; }
+  uint32_t DatabaseOf(uint32_t lock) const { return lock / workload_.locks; }
+  std::string LockName(uint32_t lock) const {
+    return workload_.prefix + std::to_string(lock % workload_.locks);
+  }
 
  private:
   class Peer;
@@ -130,6 +142,13 @@ class Driver {
   struct Route {
     Address address;
     Address half;
+    Address listeners;
+  };
+
+  // A token that a client was given for another lock.
+  struct GivenToken {
+    uint32_t lock = 0;
+    int64_t token = 0;
   };
 
   void Loop();
@@ -141,6 +160,9 @@ class Driver {
   int epoll_ = -1;
   std::vector<std::unique_ptr<Peer>> peers_;  // of the loop's thread
   std::vector<Worker*> workers_;
+  std::vector<Subscriber*> subscribers_;
+  std::mt19937_64 random_;
+  GivenToken given_;
 
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> quiet_ = false;
@@ -149,6 +171,7 @@ class Driver {
   std::atomic<uint64_t> generation_ = 0;             // of the route
   std::array<std::atomic<Time>, 2> last_success_{};  // of the probers
   std::atomic<uint32_t> owners_ = 0;
+  std::atomic<int> unsubscribe_ = 0;  // so many clients are to do that
 
   mutable std::mutex mutex_;  // for what follows
   Route route_;

@@ -74,7 +74,7 @@ constexpr std::tuple kOperation{
     Field{"queued_us", &Operation::queued},
     Field{"several", &Operation::several},
     Field{"retry", &Operation::retry},
-    Field{"stranger", &Operation::stranger},
+    Field{"unknown_owner", &Operation::stranger},
     Field{"direct", &Operation::direct},
     Field{"reentrant", &Operation::reentrant},
     Field{"session", &Operation::session},

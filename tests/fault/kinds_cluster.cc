@@ -82,6 +82,9 @@ class WanderingSlot {
     MoveSome(there);
     while (there.MoveKeys() > 0) Work();
     End(there, to);
+    // A node that gets a slot back before it has heard of the first move takes an epoch that is too
+    // low, and the nodes never agree: tests/cluster/slot_agreement.
+    AwaitOk();
     const SlotMove back = Begin(from);
     while (back.MoveKeys(Few()) > 0) Work();
     End(back, from);
@@ -112,8 +115,14 @@ class WanderingSlot {
       const Reply reply = connection.ReadReply();
       round_.Expect(reply == Reply::Ok(), "C7", "a key cannot be brought back: " + reply.text);
     }
-    other.Do("CLUSTER", "SETSLOT", slot_, "STABLE");
-    other.Do("CLIENT", "UNPAUSE");
+    // In one breath: for Valkey SETSLOT is a write, which would wait for the end of the pause.
+    testing::RawConnection rested = cluster_.server(to).ConnectRaw();
+    rested.WriteRaw(
+        testing::EncodeCommand({"CLIENT", "UNPAUSE"}) +
+        testing::EncodeCommand({"CLUSTER", "SETSLOT", std::to_string(slot_), "STABLE"}));
+    for (int replies = 0; replies < 2; replies++) {
+      round_.Expect(rested.ReadReply() == Reply::Ok(), "C7", "the move cannot be given up");
+    }
     round_.driver().NewLife();
     round_.Count("move given up, keys brought back");
   }
@@ -262,15 +271,58 @@ void Revive(Server& old, bool died) {
   }
 }
 
+// Who was elected when, of the nodes of a cluster.
+class Elections {
+ public:
+  explicit Elections(Round& round) : round_(round) {}
+
+  // A replica of Redis 7.0 that was elected a moment ago counts those votes again: it takes itself
+  // for elected in an epoch that is over, and others do not. Votes count for four times the
+  // node's time-out.
+  void LetVotesExpire(size_t node) {
+    const Time left = elected_.at(node) + 4200 * kMillisecond - Now();
+    if (left > 0) round_.LetWork(left, left);
+  }
+
+  // By that command, or without one by the cluster itself.
+  void Promote(size_t node, const Server& next, const std::string& name,
+               const testing::Command& command) {
+    // A replica gives up after five seconds, for example because it was not voted for in time.
+    constexpr Milliseconds kTry{6000};
+    bool promoted = false;
+    for (int attempt = 0; attempt < 4 && !promoted; attempt++) {
+      if (!command.empty()) next.Connect().Do(command);
+      promoted = Eventually([&] { return IsPrimary(next); }, kTry);
+    }
+    elected_.at(node) = Now();
+    round_.Expect(promoted, "C4", "no replica was promoted: " + name);
+    round_.Count(name);
+    round_.CountFailover();
+  }
+
+  // For kinds that use this.
+  static Args Arguments() {
+    Args args = kGraceOfShortLeases;
+    args.insert(args.end(), {"--cluster-node-timeout", "1000", "--repl-diskless-sync", "no"});
+    return args;
+  }
+
+ private:
+  Round& round_;
+  std::array<Time, 6> elected_{};  // by node
+};
+
 class ClusterFailovers {
  public:
   explicit ClusterFailovers(Round& round)
-      : round_(round), cluster_({.primaries = 3, .replicas_each = 1, .args = Arguments()}) {}
+      : round_(round),
+        cluster_({.primaries = 3, .replicas_each = 1, .args = Elections::Arguments()}),
+        elections_(round) {}
 
   const Server& primary() { return cluster_.server(primary_); }
 
   void Planned() {
-    LetVotesExpire();
+    elections_.LetVotesExpire(replica_);
     Promote("CLUSTER FAILOVER", {"CLUSTER", "FAILOVER"});
     // Clients are told at once where to go, or find out by themselves.
     if (round_.OneIn(2)) round_.LetWork(0, 300 * kMillisecond);
@@ -280,7 +332,7 @@ class ClusterFailovers {
 
   void Lossy() {
     const uint64_t way = round_.Below(3);
-    if (way != kTakeover) LetVotesExpire();
+    if (way != kTakeover) elections_.LetVotesExpire(replica_);
     const Mark lossy = round_.Begin(Marked::kLossy, "a failover that loses writes");
     const bool died = Strike(round_, cluster_.server(primary_));
     switch (way) {
@@ -307,33 +359,8 @@ class ClusterFailovers {
   static constexpr uint64_t kTakeover = 0;
   static constexpr uint64_t kForce = 1;
 
-  // A replica of Redis 7.0 that was elected a moment ago counts those votes again: it takes itself
-  // for elected in an epoch that is over, and others do not. Votes count for four times the
-  // node's time-out.
-  void LetVotesExpire() {
-    const Time left = elected_.at(replica_) + 4200 * kMillisecond - Now();
-    if (left > 0) round_.LetWork(left, left);
-  }
-
-  static Args Arguments() {
-    Args args = kGraceOfShortLeases;
-    args.insert(args.end(), {"--cluster-node-timeout", "1000", "--repl-diskless-sync", "no"});
-    return args;
-  }
-
   void Promote(const std::string& name, const testing::Command& command) {
-    const Server& next = cluster_.server(replica_);
-    // A replica gives up after five seconds, for example because it was not voted for in time.
-    constexpr Milliseconds kTry{6000};
-    bool promoted = false;
-    for (int attempt = 0; attempt < 4 && !promoted; attempt++) {
-      if (!command.empty()) next.Connect().Do(command);
-      promoted = Eventually([&] { return IsPrimary(next); }, kTry);
-    }
-    elected_.at(replica_) = Now();
-    round_.Expect(promoted, "C4", "no replica was promoted: " + name);
-    round_.Count(name);
-    round_.CountFailover();
+    elections_.Promote(replica_, cluster_.server(replica_), name, command);
   }
 
   void Swap() {
@@ -352,7 +379,7 @@ class ClusterFailovers {
   Cluster cluster_;
   size_t primary_ = NodeServing(cluster_);
   size_t replica_ = primary_ + 3;
-  std::array<Time, 6> elected_{};  // when each node was
+  Elections elections_;
 };
 
 void ClusterFailover(Round& round) {
@@ -371,6 +398,210 @@ void ClusterFailover(Round& round) {
   } while (!round.over());
   round.Finish();
   cluster.CheckCopies();
+}
+
+// --- Failovers in the middle of a move ----------------------------------------------------------
+
+// Two shards of a primary and a replica each, between which a slot moves back and forth. In the
+// middle of each move one of the two fails over. Older servers do not tell a replica that a slot is
+// on its way: its operator does, when it has become the primary.
+class MovingShards {
+ public:
+  explicit MovingShards(Round& round)
+      : round_(round),
+        cluster_({.primaries = 2, .replicas_each = 1, .args = Elections::Arguments()}),
+        slot_(cluster_.SlotOf(kPrefix)),
+        elections_(round),
+        shards_{Shard{0, 2}, Shard{1, 3}},
+        from_(NodeServing(cluster_)) {}
+
+  Address address() { return AddressOf(cluster_.server(source().primary)); }
+
+  void Move() {
+    const size_t victim = round_.Below(2) == 0 ? from_ : 1 - from_;
+    const bool planned = round_.OneIn(2);
+    const bool gives_up = round_.OneIn(3);
+    if (planned) elections_.LetVotesExpire(shards_.at(victim).replica);
+    LetLeadMelt();
+    Begin();
+    for (uint64_t times = round_.Below(5); times > 0; times--) MoveSome();
+    FailOver(victim, planned);
+    if (gives_up && IsLeadSmall()) {
+      GiveUp();
+    } else {
+      Complete();
+    }
+    round_.Count(victim == from_ ? "failover of the node that a slot leaves"
+                                 : "failover of the node that a slot goes to");
+    AwaitFollower(victim);
+    cluster_.AwaitOk();
+  }
+
+  void CheckCopies() {
+    for (const Shard& shard : shards_) {
+      round_.CheckCopies(cluster_.client(shard.primary), cluster_.client(shard.replica));
+    }
+  }
+
+ private:
+  struct Shard {
+    size_t primary;
+    size_t replica;
+  };
+
+  Shard& source() { return shards_.at(from_); }
+  Shard& target() { return shards_.at(1 - from_); }
+  SlotMove TheMove() { return {cluster_, slot_, source().primary, target().primary}; }
+  void Work() { round_.LetWork(0, 25 * kMillisecond); }
+  void MoveSome() {
+    TheMove().MoveKeys(round_.Between(1, 12));
+    Work();
+  }
+
+  // Two nodes issue tokens for the slot, and may not hear of each other's in time: so these may not
+  // lead the clock by more than the margin. Each failover adds three seconds to a lead.
+  void LetLeadMelt() {
+    const Time left = failed_over_ + 3600 * kMillisecond - Now();
+    if (left > 0) round_.LetWork(left, left);
+  }
+
+  bool IsLeadSmall() {
+    return Eventually(
+        [&] {
+          for (const Shard& shard : shards_) {
+            const std::string lead = testing::InfoField(cluster_.client(shard.primary), "turnstile",
+                                                        "turnstile_clock_lead_ms");
+            if (std::stoll(lead) > kMarginOfShortLeasesMs) return false;
+          }
+          return true;
+        },
+        Milliseconds{3000});
+  }
+
+  // All that was held when a failover began is over after that.
+  Time LongestHold() {
+    const Workload& workload = round_.driver().workload();
+    return workload.longest_lease + workload.longest_linger + 10 * kMillisecond;
+  }
+
+  void SetSlot(const Shard& at, const char* state, const Shard& other) {
+    // A node may not have heard yet that the other one is a primary.
+    Reply reply;
+    Eventually([&] {
+      reply = cluster_.client(at.primary)
+                  .Do("CLUSTER", "SETSLOT", slot_, state, cluster_.id(other.primary));
+      return reply == Reply::Ok();
+    });
+    round_.Expect(reply == Reply::Ok(), "C8",
+                  std::string("CLUSTER SETSLOT ") + state + ": " + reply.ToString());
+  }
+
+  void TellOfMove() {
+    // A node of Redis 7.0 into which a slot moves believes nobody else about who has the slot.
+    SetSlot(target(), "NODE", source());
+    SetSlot(target(), "IMPORTING", source());
+    SetSlot(source(), "MIGRATING", target());
+  }
+
+  void Begin() {
+    round_.driver().AwaitService(kClusterPatience);
+    round_.LetWork(10 * kMillisecond, 30 * kMillisecond);
+    SetSlot(target(), "IMPORTING", source());
+    // What a move that was given up has left there is of no use.
+    Client& client = cluster_.client(target().primary);
+    for (const std::string& key : client.Do("CLUSTER", "GETKEYSINSLOT", slot_, 1000).Texts()) {
+      client.Do("ASKING");
+      client.Do("DEL", key);
+    }
+    round_.driver().NewLife();
+    SetSlot(source(), "MIGRATING", target());
+    Work();
+  }
+
+  // Until the new primary knows of the move, holds that are on the other node are unknown to it,
+  // but it grants nothing during its grace. After that it may grant what is held over there.
+  void FailOver(size_t victim, bool planned) {
+    Shard& shard = shards_.at(victim);
+    Driver& driver = round_.driver();
+    const Mark lossy = round_.Begin(Marked::kLossy, "a failover in the middle of a move");
+    Mark late = lossy;
+    late.kind = Marked::kForced;
+    Mark away = lossy;
+    away.kind = Marked::kUnavailable;
+    bool died = false;
+    if (planned) {
+      elections_.Promote(shard.replica, cluster_.server(shard.replica), "CLUSTER FAILOVER",
+                         {"CLUSTER", "FAILOVER"});
+    } else {
+      died = Strike(round_, cluster_.server(shard.primary));
+      late.begin = Now();
+      elections_.Promote(shard.replica, cluster_.server(shard.replica), "CLUSTER FAILOVER TAKEOVER",
+                         {"CLUSTER", "FAILOVER", "TAKEOVER"});
+    }
+    std::swap(shard.primary, shard.replica);
+    failed_over_ = Now();
+    cluster_.Reconnect(shard.primary);
+    driver.NewLife();
+    driver.Go(address());
+    TellOfMove();
+    driver.NewLife();
+    constexpr Time kSafely = 140 * kMillisecond;  // shorter than the grace
+    if (victim == from_ && Now() - late.begin > kSafely) round_.End(late, LongestHold());
+    round_.End(lossy);
+    round_.End(away);
+    if (planned) return;
+    // What is on both nodes by now is live on one of them only.
+    round_.LetWork(LongestHold(), LongestHold());
+    Revive(cluster_.server(shard.replica), died);
+  }
+
+  void Complete() {
+    while (TheMove().MoveKeys(round_.Between(1, 12)) > 0) Work();
+    Work();
+    TheMove().End();
+    from_ = 1 - from_;
+    round_.driver().NewLife();
+    round_.Count("slot moved");
+  }
+
+  // What the other node has got is lost.
+  void GiveUp() {
+    round_.driver().NewLife();
+    const Mark forced = round_.Begin(Marked::kForced, "a move given up, keys left behind");
+    TheMove().Abort();
+    round_.End(forced, LongestHold());
+    round_.driver().NewLife();
+    round_.Count("move given up, keys left behind");
+  }
+
+  void AwaitFollower(size_t of) {
+    const Shard& shard = shards_.at(of);
+    round_.AwaitFollower(cluster_.server(shard.primary), cluster_.server(shard.replica));
+    for (const size_t node : {shard.primary, shard.replica}) cluster_.Reconnect(node);
+  }
+
+  Round& round_;
+  Time failed_over_ = Now();  // or started
+  Cluster cluster_;
+  const int64_t slot_;
+  Elections elections_;
+  std::array<Shard, 2> shards_;
+  size_t from_;  // the shard that has the slot
+};
+
+void MoveFailover(Round& round) {
+  MovingShards shards(round);
+  Workload workload = ShortLeases();
+  workload.prefix = kPrefix;
+  workload.sharded = true;
+  workload.sessions = false;
+  round.Start(workload, shards.address());
+  do {
+    round.LetWork(50 * kMillisecond, 300 * kMillisecond);
+    shards.Move();
+  } while (!round.over());
+  round.Finish();
+  shards.CheckCopies();
 }
 
 // --- Sentinel -----------------------------------------------------------------------------------
@@ -430,6 +661,8 @@ std::vector<Kind> ClusterKinds() {
       {"cluster-failover",
        "CLUSTER FAILOVER, FORCE and TAKEOVER, elections, of primaries that died or stand still",
        &ClusterFailover},
+      {"move-failover", "failovers, planned and of primaries that died, in the middle of a move",
+       &MoveFailover},
       {"sentinel", "primaries that die or stand still, replicas that sentinels promote", &Sentinel},
   };
 }

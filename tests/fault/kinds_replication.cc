@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "fault/hostile_client.h"
 #include "fault/round.h"
 #include "support/clock.h"
 #include "support/eventually.h"
@@ -116,20 +117,11 @@ void Rejoin(Couple& couple) {
 
 // Nothing is lost, and nothing may be.
 void FailOverPlanned(Round& round, Couple& couple) {
-  Client client = couple.primary().Connect();
   if (round.OneIn(2)) {
-    client.Do("FAILOVER", "TO", "127.0.0.1", couple.replica().port());
-    round.Expect(Eventually(
-                     [&] {
-                       return InfoField(client, "replication", "master_failover_state") ==
-                                  "no-failover" &&
-                              InfoField(client, "replication", "role") == "slave";
-                     },
-                     kSynchronised),
-                 "C4", "FAILOVER does not come to its end");
-    round.Count("FAILOVER");
+    round.FailOverTo(couple.primary(), couple.replica());
   } else {
     // As an operator does it by hand.
+    Client client = couple.primary().Connect();
     client.Do("CLIENT", "PAUSE", 10000, "WRITE");
     Client next = couple.replica().Connect();
     Eventually(
@@ -142,8 +134,8 @@ void FailOverPlanned(Round& round, Couple& couple) {
     client.Do("REPLICAOF", "127.0.0.1", couple.replica().port());
     client.Do("CLIENT", "UNPAUSE");
     round.Count("REPLICAOF, writes paused");
+    round.CountFailover();
   }
-  round.CountFailover();
   round.driver().NewLife();
   couple.Swap();
   round.driver().Go(couple.address());
@@ -216,6 +208,33 @@ void SkewedFailover(Round& round) {
   couple.CheckCopies();
 }
 
+// Of the locks of a hostile client a replica has thousands too.
+void HostileFailover(Round& round) {
+  Couple couple(round, WithGraceOfShortLeases(Synchronisation(round)));
+  round.Start(ShortLeases(), couple.address());
+  HostileClient hostile(couple.primary().port(), round.Below(uint64_t{1} << 32));
+  while (!round.over()) {
+    round.LetWork(50 * kMillisecond, 500 * kMillisecond);
+    const bool lossy = round.OneIn(2);
+    if (lossy) {
+      FailOverLossy(round, couple);
+    } else {
+      FailOverPlanned(round, couple);
+    }
+    // Until then it is still at the old one.
+    if (round.OneIn(2)) round.LetWork(0, 50 * kMillisecond);
+    hostile.Go(couple.primary().port());
+    if (lossy) {
+      Rejoin(couple);
+    } else {
+      couple.AwaitLink();
+    }
+  }
+  for (const auto& [deed, times] : hostile.Finish()) round.Count(deed, times);
+  round.Finish();
+  couple.CheckCopies();
+}
+
 // The replica, or both, die and come back.
 void KillReplica(Round& round) {
   Args args = Synchronisation(round);
@@ -268,6 +287,8 @@ std::vector<Kind> ReplicationKinds() {
       {"planned-failover", "FAILOVER, and REPLICAOF while writes are paused", &PlannedFailover},
       {"skewed-failover", "both, between servers whose wall clocks differ by up to 2 s, and step",
        &SkewedFailover},
+      {"hostile-failover", "the same with a client that makes the servers work as hard as it may",
+       &HostileFailover},
       {"replica", "kill -9 of the replica and of both, every way to synchronise", &KillReplica},
   };
 }

@@ -23,6 +23,10 @@
 #include "fault/history.h"
 #include "fault/process_client.h"
 #include "fault/round.h"
+#include "support/client.h"
+#include "support/lock_test.h"
+#include "support/reply.h"
+#include "support/server.h"
 
 namespace turnstile::fault {
 namespace {
@@ -35,6 +39,7 @@ struct Options {
   std::string folder = "build/faults";
   std::string history;    // to be checked again
   std::string histories;  // the folder in which to keep all of them; "": none
+  std::string out;        // the file for the results; "": none
   bool keep_going = false;
   bool list = false;
 };
@@ -99,6 +104,8 @@ struct Tally {
     traffic.capped += other.traffic.capped;
     traffic.tagged += other.traffic.tagged;
     traffic.shed += other.traffic.shed;
+    traffic.reader_floors += other.traffic.reader_floors;
+    traffic.reentrant_changes += other.traffic.reentrant_changes;
     traffic.subscriptions += other.traffic.subscriptions;
     traffic.in_line += other.traffic.in_line;
     traffic.messages += other.traffic.messages;
@@ -225,9 +232,10 @@ void PrintSummary(const std::vector<Kind>& kinds, const std::map<std::string, Ta
             << all.traffic.retries << " asked again after a loss.\n"
             << "Among the grants: " << all.traffic.reentries << " counted once more, "
             << all.traffic.upgrades << " upgrades, " << all.traffic.downgrades << " downgrades, "
-            << all.traffic.floors << " whose token is the floor, " << all.traffic.heavy
-            << " heavy ones, " << all.traffic.capped << " that may last only so long, "
-            << all.traffic.tagged << " with a tag.\n"
+            << all.traffic.reentrant_changes << " of them counted once more, " << all.traffic.floors
+            << " whose token is the floor, " << all.traffic.reader_floors << " of them of readers, "
+            << all.traffic.heavy << " heavy ones, " << all.traffic.capped
+            << " that may last only so long, " << all.traffic.tagged << " with a tag.\n"
             << "Kept from a long line: " << all.traffic.shed << ".\n"
             << "To be notified: " << all.traffic.subscriptions << " subscriptions, "
             << all.traffic.in_line << " times in line, " << all.traffic.messages << " messages, "
@@ -249,6 +257,123 @@ void PrintSummary(const std::vector<Kind>& kinds, const std::map<std::string, Ta
     const std::string why = kind.why_not == nullptr ? "" : kind.why_not();
     if (!why.empty()) std::cout << "Not run: " << kind.name << " (" << why << ")\n";
   }
+}
+
+// --- Results for programs -----------------------------------------------------------------------
+
+std::string Quoted(const std::string& text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
+  }
+  return quoted + '"';
+}
+
+using Numbers = std::map<std::string, uint64_t>;
+
+std::string ToJson(const Numbers& numbers) {
+  std::string json = "{";
+  for (const auto& [name, value] : numbers) {
+    if (json.size() > 1) json += ", ";
+    json += Quoted(name) + ": " + std::to_string(value);
+  }
+  return json + "}";
+}
+
+Numbers ClientsOf(const Traffic& traffic) {
+  return {{"requests", traffic.requests},
+          {"connections", traffic.connections},
+          {"deaths", traffic.deaths},
+          {"pauses", traffic.pauses},
+          {"retries", traffic.retries},
+          {"reentries", traffic.reentries},
+          {"upgrades", traffic.upgrades},
+          {"downgrades", traffic.downgrades},
+          {"reentrant_changes", traffic.reentrant_changes},
+          {"floors", traffic.floors},
+          {"reader_floors", traffic.reader_floors},
+          {"heavy", traffic.heavy},
+          {"capped", traffic.capped},
+          {"tagged", traffic.tagged},
+          {"shed", traffic.shed},
+          {"subscriptions", traffic.subscriptions},
+          {"in_line", traffic.in_line},
+          {"messages", traffic.messages},
+          {"granted_by_message", traffic.granted_by_message},
+          {"confirmed", traffic.confirmed},
+          {"told_of_loss", traffic.told_of_loss},
+          {"left_the_line", traffic.left_the_line},
+          {"unheard", traffic.unheard},
+          {"scripts", traffic.scripts},
+          {"transactions", traffic.transactions},
+          {"infos", traffic.infos}};
+}
+
+std::string ToJson(const Tally& tally) {
+  const Numbers columns = {{"rounds", tally.rounds},
+                           {"operations", tally.operations},
+                           {"holds", tally.holds},
+                           {"waits", tally.waits},
+                           {"in_known_order", tally.ordered},
+                           {"failovers", tally.failovers},
+                           {"outage_us", static_cast<uint64_t>(tally.traffic.unavailable)},
+                           {"answer_late_us", static_cast<uint64_t>(tally.longest_late)},
+                           {"hand_over_us", static_cast<uint64_t>(tally.longest_idle)},
+                           {"violations", tally.violations},
+                           {"writes", tally.writes},
+                           {"refused", tally.refused}};
+  return "{\"columns\": " + ToJson(columns) + ",\n    \"faults\": " + ToJson(tally.faults) +
+         ",\n    \"clients\": " + ToJson(ClientsOf(tally.traffic)) +
+         ",\n    \"errors\": " + ToJson(tally.traffic.errors) + "}";
+}
+
+// What the rounds run on.
+struct Subject {
+  std::string engine;
+  std::string module_version;
+  std::string commit;
+};
+
+// "0.1.0" is number 100.
+std::string ModuleVersion(testing::Client& client) {
+  for (const testing::Reply& module : client.Do("MODULE", "LIST").elements) {
+    if (module.Field("name").text != "turnstile") continue;
+    const int64_t number = module.Field("ver").integer;
+    return std::to_string(number / 10000) + '.' + std::to_string(number / 100 % 100) + '.' +
+           std::to_string(number % 100);
+  }
+  return "unknown";
+}
+
+Subject FindSubject() {
+  testing::Server server;
+  testing::Client client = server.Connect();
+  const char* commit = std::getenv("TURNSTILE_COMMIT");
+  return {.engine = testing::EngineOf(client),
+          .module_version = ModuleVersion(client),
+          .commit = commit == nullptr ? "unknown" : commit};
+}
+
+// Written anew after each round, so that a campaign may be ended at any time.
+void WriteResults(const Options& options, const Subject& subject,
+                  const std::map<std::string, Tally>& tallies, Time length) {
+  const std::string unfinished = options.out + ".new";
+  std::ofstream file(unfinished);
+  file << "{\n  \"engine\": " << Quoted(subject.engine)
+       << ",\n  \"module_version\": " << Quoted(subject.module_version)
+       << ",\n  \"commit\": " << Quoted(subject.commit) << ",\n  \"seed\": " << options.seed
+       << ",\n  \"seconds\": " << length / kSecond
+       << ",\n  \"round_seconds\": " << options.round / kSecond << ",\n  \"kinds\": {";
+  const char* separator = "\n";
+  for (const auto& [name, tally] : tallies) {
+    file << separator << "   " << Quoted(name) << ": " << ToJson(tally);
+    separator = ",\n";
+  }
+  file << "\n  }\n}\n";
+  file.close();
+  if (!file) throw std::runtime_error("cannot write " + unfinished);
+  std::filesystem::rename(unfinished, options.out);
 }
 
 int RunCampaign(const Options& options) {
@@ -277,6 +402,7 @@ int RunCampaign(const Options& options) {
   std::cout << "Seed " << options.seed << ", " << chosen.size() << " kinds of faults, "
             << options.length / kSecond << " s\n";
   std::map<std::string, Tally> tallies;
+  const Subject subject = options.out.empty() ? Subject{} : FindSubject();
   const Time begin = Now();
   uint64_t violations = 0;
   uint64_t number = 0;
@@ -292,6 +418,7 @@ int RunCampaign(const Options& options) {
       violations += tally.violations;
       tallies[kind->name].Add(tally);
       ++number;
+      if (!options.out.empty()) WriteResults(options, subject, tallies, Now() - begin);
     }
   }
   PrintSummary(kinds, tallies, Now() - begin);
@@ -351,6 +478,8 @@ Options Parse(int argc, char** argv) {
       options.folder = value;
     } else if (option == "--check") {
       options.history = value;
+    } else if (option == "--out") {
+      options.out = value;
     } else if (option == "--histories") {
       options.histories = value;
     } else {

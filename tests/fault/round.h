@@ -28,7 +28,8 @@ class Round {
   // --- Clients
 
   // Makes the driver, and waits until it is served.
-  Driver& Start(const Workload& workload, const Address& address, const Address& half = {});
+  Driver& Start(const Workload& workload, const Address& address, const Address& half = {},
+                const Address& listeners = {});
   Driver& driver() { return *driver_; }
   bool has_driver() const { return driver_ != nullptr; }
 
@@ -45,12 +46,12 @@ class Round {
   uint64_t Below(uint64_t end) { return random_() % end; }
   bool OneIn(uint64_t n) { return Below(n) == 0; }
   Time Between(Time least, Time most);
-  uint32_t AnyLock() { return static_cast<uint32_t>(Below(driver_->workload().locks)); }
+  uint32_t AnyLock() { return static_cast<uint32_t>(Below(driver_->locks())); }
 
   // --- What happened
 
-  // One more fault of this name.
-  void Count(const std::string& fault) { ++faults_[fault]; }
+  // So many more faults of this name.
+  void Count(const std::string& fault, uint64_t times = 1) { faults_[fault] += times; }
   void CountFailover() { ++failovers_; }
   void Violate(const char* check, const std::string& text);
   // Says so unless `good`; returns it.
@@ -64,6 +65,11 @@ class Round {
   uint64_t failovers() const { return failovers_; }
   // Also what the driver reported.
   std::vector<Violation> TakeViolations();
+
+  // --- Faults that several kinds inject
+
+  // FAILOVER: nothing is lost. Clients are not sent there yet.
+  void FailOverTo(const testing::Server& primary, const testing::Server& replica);
 
   // --- Checks of servers (C7, C8), for when the clients are quiet
 
@@ -106,6 +112,7 @@ Workload ForgetfulSessions();
 // For losses of writes: no hold is as long as this grace.
 Workload ShortLeases();
 extern const std::vector<std::string> kGraceOfShortLeases;
+inline constexpr int64_t kMarginOfShortLeasesMs = 5000;
 
 struct Kind {
   const char* name;
@@ -119,7 +126,11 @@ std::vector<Kind> AllKinds();
 
 // By file.
 std::vector<Kind> SingleServerKinds();
+std::vector<Kind> StorageKinds();
+std::vector<Kind> DatabaseKinds();
+std::vector<Kind> ClientKinds();
 std::vector<Kind> ReplicationKinds();
+std::vector<Kind> MemberKinds();
 std::vector<Kind> ClusterKinds();
 std::vector<Kind> NetworkKinds();
 

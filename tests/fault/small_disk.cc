@@ -101,4 +101,11 @@ void SmallDisk::Fill() const {
 
 void SmallDisk::Free() const { unlink(FillerPath().c_str()); }
 
+void SmallDisk::SetReadOnly(bool read_only) const {
+  const unsigned long flags = MS_REMOUNT | (read_only ? MS_RDONLY : 0);
+  if (mount("tmpfs", path_.c_str(), "tmpfs", flags, nullptr) != 0) {
+    throw std::system_error(errno, std::generic_category(), "remount of " + path_);
+  }
+}
+
 }  // namespace turnstile::fault

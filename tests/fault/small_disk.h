@@ -4,6 +4,7 @@
 //   Server server({.args = {"--appendonly", "yes"}, .dir = disk.path()});
 //   disk.Fill();
 //   disk.Free();
+//   disk.SetReadOnly(true);
 
 #ifndef TURNSTILE_TESTS_FAULT_SMALL_DISK_H_
 #define TURNSTILE_TESTS_FAULT_SMALL_DISK_H_
@@ -36,6 +37,9 @@ class SmallDisk {
   void Fill() const;
   // Gives it back.
   void Free() const;
+
+  // Requires that no file on it is open for writing. Throws std::system_error.
+  void SetReadOnly(bool read_only) const;
 
  private:
   std::string FillerPath() const { return path_ + "/filler"; }

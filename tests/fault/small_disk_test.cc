@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -68,6 +69,17 @@ TEST_P(SmallDiskTest, AServerRefusesWhileItsDiskIsFull) {
   ASSERT_TRUE(server.Restart());
   client = server.Connect();
   EXPECT_EQ(client.Do("DBSIZE"), Reply::Int(granted));
+}
+
+TEST_P(SmallDiskTest, IsReadOnlyForAWhile) {
+  const SmallDisk disk(GetParam());
+  const std::string path = disk.path() + "/file";
+  const auto writes = [&] { return std::ofstream(path).put('x').flush().good(); };
+  EXPECT_TRUE(writes());
+  disk.SetReadOnly(true);
+  EXPECT_FALSE(writes());
+  disk.SetReadOnly(false);
+  EXPECT_TRUE(writes());
 }
 
 }  // namespace

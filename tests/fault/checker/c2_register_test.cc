@@ -162,6 +162,18 @@ TEST(RegisterTest, AHoldIsNotSaidToBeLostWhileItIsLive) {
       Checks{});
 }
 
+// The lease was over, the clock was set back, and the owner had asked again when it read of the
+// loss.
+TEST(RegisterTest, HoldMayBeLiveAgainThatIsSaidToBeLost) {
+  const Operation first = Granted(1, 10, 0, 1);
+  const Operation lost = SaidToBeLost(1, 10, 1160);
+  const Operation released = Released(1, 1400, 1401);
+  const Mark step = During(Mark::Kind::kStep, 1100, 1100, -500);
+  EXPECT_EQ(ChecksOf({{first, Granted(1, 10, 1150, 1200), lost, released}, {step}}), Checks{});
+  EXPECT_EQ(ChecksOf({{first, Granted(1, 10, 1150, 1155), lost, released}, {step}}),
+            (Checks{"C2", "C2"}));
+}
+
 TEST(RegisterTest, AHoldThatIsSaidToBeLostIsNotObeyed) {
   const Operation first = Granted(1, 10, 0, 900);
   const Operation lost = SaidToBeLost(1, 10, 1500);

@@ -2,7 +2,8 @@
 // for, is nobody else's, is not below a floor that was asked for, and is below 2^53.
 //
 // New is a hold whose token its owner had not been told last. Not wrong is a token that may have
-// been given earlier than its answer looks: by a call that was lost before, or from older data.
+// been given earlier than its answer looks: by a call that was lost before, or from older data; or
+// that of a reader who raised its own to one that was given for another lock.
 
 #include <algorithm>
 
@@ -29,9 +30,15 @@ void CheckNewToken(const LockHistory& lock, const Owner& owner, const Step& step
     report.Violated("C3", "a token below the floor that was asked for", {step.index});
   }
   if (owner.has_been_told() && op.token == owner.token()) return;
+  // The token of a reader may be raised to less than what others were given beside it.
+  const bool beside_others =
+      op.sharing == Sharing::kShared && owner.has_been_told() &&
+      (owner.IsRaised(op) || (op.token <= owner.lost().highest_floor &&
+                              lock.Excuses(Exemption::kLostFloorMayChangeToken)));
   if (op.token <= 0 || op.token >= kTokensEnd) {
     report.Violated("C3", "a token out of range", {step.index});
   }
+  if (beside_others) return;
   const HighestTold::Entry* before = lock.told.Before(owner.AskingSince(op));
   if (before != nullptr && before->token >= op.token) {
     report.Violated("C3",

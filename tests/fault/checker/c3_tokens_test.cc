@@ -61,6 +61,18 @@ TEST(TokensTest, AreRaisedWithinAHold) {
   EXPECT_EQ(ChecksOf({handed_over(350), {}}), Checks{"C4"});
 }
 
+// Readers beside it may have got higher ones.
+TEST(TokensTest, AreRaisedBesideOtherReaders) {
+  const Operation first = Reading(Granted(1, 10, 0, 1));
+  const Operation beside = Reading(Granted(2, 20, 50, 51));
+  EXPECT_EQ(ChecksOf({{first, beside, Reading(WithFloor(12, Granted(1, 12, 100, 101)))}, {}}),
+            Checks{});
+  EXPECT_EQ(ChecksOf({{first, beside, Reading(Granted(3, 12, 100, 101))}, {}}), Checks{"C3"});
+  // It has to be its own hold that is raised.
+  EXPECT_EQ(ChecksOf({{beside, Reading(WithFloor(12, Granted(1, 12, 100, 101)))}, {}}),
+            Checks{"C3"});
+}
+
 TEST(TokensTest, MayBeGivenAgainToWhoIsBackWithOlderData) {
   const Operation first = Granted(1, 10, 0, 1);
   // It names a token that was given since.

@@ -50,8 +50,8 @@ constexpr std::array<ExemptionRow, kExemptions> kTable = {{
      "A call that was held back may be granted after what was asked since."},
     {Exemption::kLostUpgradeMayChangeToken, "LostUpgradeMayChangeToken", 0, "lost-replies",
      "C2 C4 C6", "A reader whose call to write was not answered may have the token of a writer."},
-    {Exemption::kLostFloorMayChangeToken, "LostFloorMayChangeToken", 0, "lost-replies", "C2 C4 C6",
-     "A call with a floor that was not answered may have raised the token."},
+    {Exemption::kLostFloorMayChangeToken, "LostFloorMayChangeToken", 0, "lost-replies",
+     "C2 C3 C4 C6", "A call with a floor that was not answered may have raised the token."},
     {Exemption::kTokenOfOlderHold, "TokenOfOlderHold", 0, "lossy-failover", "C2",
      "A hold that is back with older data has the token of that time; a touch does not tell it."},
     // --- C2

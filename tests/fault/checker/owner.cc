@@ -294,7 +294,9 @@ void Owner::ToldOfLoss(const Operation& op) {
       lock_.Excuses(Exemption::kStrangerMayBringHoldBack)) {
     return;
   }
-  const Time since = lock_.ops[told_by_].sent;
+  // Read while the owner asked again: then it may be older than the answer (seed 2092400).
+  const bool may_be_older = op.sent < lock_.ops[told_by_].answered;
+  const Time since = may_be_older ? 0 : lock_.ops[told_by_].sent;
   if (lock_.marks.MayBeSetBack(since, op.answered) &&
       lock_.Excuses(Exemption::kStepMayProlongLease)) {
     return;

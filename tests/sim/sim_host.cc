@@ -242,7 +242,28 @@ CountResult SimHost::Touch(const Caller& caller, std::span<const std::string_vie
 FenceResult SimHost::Fence(const Caller& caller, std::string_view key, Token token,
                            const Now& now) {
   const As as(*this, Doing::kCommand, now, &caller);
-  return engine_.Fence({.lock = {caller.db, key}}, {.token = token, .then = {}}, now.moment());
+  only_reads_ = true;
+  const FenceResult result =
+      engine_.Fence({.lock = {caller.db, key}}, {.token = token, .then = {}}, now.moment());
+  only_reads_ = false;
+  return result;
+}
+
+std::optional<LockInfo> SimHost::Inspect(int db, std::string_view key, const Now& now) {
+  const As as(*this, Doing::kCommand, now);
+  only_reads_ = true;
+  auto info = engine_.Inspect({.lock = {db, key}}, now).value_or(std::nullopt);
+  only_reads_ = false;
+  return info;
+}
+
+std::optional<LockSummary> SimHost::Summarize(int db, std::string_view key, const Now& now) {
+  const As as(*this, Doing::kCommand, now);
+  Budget budget(1);
+  only_reads_ = true;
+  auto summary = engine_.Summarize({.lock = {db, key}}, now, budget);
+  only_reads_ = false;
+  return summary;
 }
 
 void SimHost::SendAway(const ParkedCall& parked, bool as_timeout, Tick now) {
@@ -752,10 +773,18 @@ bool SimHost::IsQueueClean() const {
 
 // --- Host: keys ---------------------------------------------------------------------------------
 
-KeyContent SimHost::Open(const KeyName& name, Access /*access*/) {
+KeyContent SimHost::Open(const KeyName& name, Access access) {
   if (doing_ == Doing::kEvent || doing_ == Doing::kNothing) Fail("a key is opened inside an event");
+  if (only_reads_ && access == Access::kWrite)
+    Fail("a command that only reads opens a key to write");
+  if (doing_ == Doing::kApplying && access != Access::kWrite) {
+    Fail("a fact opens a key as if it were no command");
+  }
   auto* handle = new std::string(name.lock.key);
-  KeyContent content{.name = {name.lock.db, *handle}, .handle = handle, .owns_handle = true};
+  KeyContent content{.name = {name.lock.db, *handle},
+                     .key = access == Access::kRead ? nullptr : handle,
+                     .handle = handle,
+                     .owns_handle = true};
   Key* key = LookUp(name.lock.db, *handle);
   if (key == nullptr) return content;
   content.lock = key->lock.get();
@@ -780,8 +809,13 @@ void SimHost::CheckMayChange() {
   if (doing_ == Doing::kPass && !MayWrite()) Fail("a write that is not allowed now");
 }
 
-void SimHost::Store(KeyContent& content, Lock* lock) {
+void SimHost::CheckMayChange(const KeyContent& content) {
   CheckMayChange();
+  if (content.key == nullptr) Fail("a key is written that was opened to be read");
+}
+
+void SimHost::Store(KeyContent& content, Lock* lock) {
+  CheckMayChange(content);
   if (content.is_other && doing_ != Doing::kApplying) Fail("what is no lock is overwritten");
   Database& database = DatabaseOf(content.name.db);
   auto found = database.find(content.name.key);
@@ -801,7 +835,7 @@ void SimHost::Store(KeyContent& content, Lock* lock) {
 }
 
 void SimHost::Delete(KeyContent& content) {
-  CheckMayChange();
+  CheckMayChange(content);
   if (!engine_.is_removing()) Fail("a key is deleted without a word");
   Remove(content.name.db, content.name.key);
   content.lock = nullptr;
@@ -817,7 +851,7 @@ const char* SimHost::MissingCommandFor(const Change& change) {
 }
 
 void SimHost::ChangePlain(KeyContent& content, const Change& change) {
-  CheckMayChange();
+  CheckMayChange(content);
   if (MissingCommandFor(change) != nullptr) return Fail("a command is called that is not there");
   const auto [db, key] = content.name;
   content.is_plain = false;
@@ -918,6 +952,7 @@ void SimHost::ReplicateVerbatim() {
 void SimHost::ReplicateFloor(Token floor) {
   CheckMayChange();
   if (!may_replicate_floor) Fail("a fact without a key is replicated while a slot leaves");
+  if (!has_consumers_) Fail("a floor is replicated though nobody reads it");
   Tell(0, {kFactCommand, kFactFloor, Digits(static_cast<int64_t>(floor.value))});
 }
 

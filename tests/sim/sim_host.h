@@ -104,6 +104,9 @@ class SimHost final : public Host {
   CountResult Touch(const Caller& caller, std::span<const std::string_view> keys, Owner owner,
                     Millis lease, const Now& now);
   FenceResult Fence(const Caller& caller, std::string_view key, Token token, const Now& now);
+  // LOCK.INFO, and what LOCK.LIST and LOCK.TOP show of a lock: nothing if it is free.
+  std::optional<LockInfo> Inspect(int db, std::string_view key, const Now& now);
+  std::optional<LockSummary> Summarize(int db, std::string_view key, const Now& now);
   void Disconnect(uint64_t connection, const Now& now);
   // CLIENT UNBLOCK. Returns whether somebody waited there.
   bool Unblock(uint64_t connection, bool as_timeout, const Now& now);
@@ -316,6 +319,7 @@ class SimHost final : public Host {
   void Replace(int db, std::string_view key);
   void WriteLog(int db, std::span<const std::string_view> words);
   void CheckMayChange();
+  void CheckMayChange(const KeyContent& content);
   // A change of a key by its own command, of which servers tell only if asked to.
   void StringChanged(std::string_view key);
   void Tell(int db, std::initializer_list<std::string_view> words);
@@ -342,6 +346,7 @@ class SimHost final : public Host {
   std::map<std::tuple<int, std::string, std::string>, uint64_t> sessions_;
   const Caller* caller_ = nullptr;
   size_t keys_of_command_ = 0;  // of the release that is running
+  bool only_reads_ = false;     // the command that is running
   const CommandLog::Command* applying_ = nullptr;
   bool wants_turn_ = false;
   bool runs_passes_ = false;          // the engine has asked to be run in every pass

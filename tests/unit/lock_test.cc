@@ -3,6 +3,7 @@
 #include "core/lock.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <array>
@@ -960,6 +961,70 @@ TEST(Allocated, CountsEveryAllocationOnce) {
     EXPECT_FALSE(cell->IsOneAllocation());
   }
 }
+
+// In the order of the numbers, which are below 9000.
+std::string NumberedOwner(int number) { return "owner" + std::to_string(1'000 + number); }
+
+Cell SharedByOwners(int owners) {
+  Cell cell;
+  for (int i = 0; i < owners; ++i) {
+    const std::string owner = NumberedOwner(i);
+    cell << HoldSet{Mode::kShared, {Owner{owner}, kToken, kSince, kEnd}};
+  }
+  return cell;
+}
+
+TEST(Allocated, CountsHoldsInEveryLeaf) {
+  Seen().clear();
+  SharedByOwners(1'000)->Allocated(Remember);
+  EXPECT_GT(Seen().size(), 1'000);
+}
+
+TEST(Allocated, ShrinksWithTheNumberOfHolds) {
+  constexpr int kMost = 400;  // in one leaf
+  constexpr int kLeft = 10;
+  Cell cell = SharedByOwners(kMost);
+  for (int i = kLeft; i < kMost; ++i) cell << HoldEnded{Owner{NumberedOwner(i)}};
+  ASSERT_EQ(cell->size(), kLeft);
+  EXPECT_LT(cell->Allocated(malloc_usable_size),
+            3 * SharedByOwners(kLeft)->Allocated(malloc_usable_size));
+}
+
+TEST(Allocated, OneHoldLessMovesNothing) {
+  Cell cell = SharedByOwners(100);
+  Seen().clear();
+  cell->Allocated(Remember);
+  const std::set<void*> before = Seen();
+  cell << HoldEnded{Owner{NumberedOwner(42)}};
+  Seen().clear();
+  cell->Allocated(Remember);
+  EXPECT_TRUE(std::includes(before.begin(), before.end(), Seen().begin(), Seen().end()));
+}
+
+// Neighbouring leaves that are nearly empty become one, whichever of them lost the hold.
+TEST(Allocated, NeighbouringLeavesAreMerged) {
+  Cell cell = SharedByOwners(600);  // 512 and 88
+  for (int i = 0; i < 312; ++i) cell << HoldEnded{Owner{NumberedOwner(i)}};
+  Seen().clear();
+  EXPECT_GT(cell->Allocated(Remember), 100 * (1 + 3 + cell->size())) << "not yet";
+  for (int i = 550; i < 600; ++i) cell << HoldEnded{Owner{NumberedOwner(i)}};
+  ASSERT_EQ(cell->size(), 238);
+  Seen().clear();
+  EXPECT_EQ(cell->Allocated(Remember), 100 * (1 + 3 + cell->size()));
+}
+
+#ifdef __GLIBC__
+TEST(Allocated, DeletedLockLeavesNothing) {
+  const auto allocated = [] {
+    const auto info = mallinfo2();  // zero under AddressSanitizer
+    return static_cast<int64_t>(info.uordblks + info.hblkhd);
+  };
+  SharedByOwners(1'500);
+  const int64_t before = allocated();
+  for (int i = 0; i < 5; ++i) SharedByOwners(1'500);
+  EXPECT_LT(allocated() - before, 16'384);
+}
+#endif
 
 // --- Comparison with a map --------------------------------------------------------------------
 

@@ -1509,6 +1509,18 @@ TEST_F(WaitQueueTest, ReportsOldestWaitOfQueue) {
   EXPECT_EQ(queue_.Find(kA)->waiting_since(), kTickNow + Millis{5});
 }
 
+// However long it is: LOCK.TOP asks this of many queues.
+TEST_F(WaitQueueTest, LooksForOldestWaitAmongTheFirst100) {
+  const auto enter = [this](Millis later) {
+    EnterCall(calls_.emplace_back(Exclusive(), kTickNow + later, kLateTick), kA, "waiter");
+  };
+  for (int i = 0; i < 99; ++i) enter(Millis{9});
+  enter(Millis{5});
+  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kTickNow + Millis{5});
+  enter(Millis{3});
+  EXPECT_EQ(queue_.Find(kA)->waiting_since(), kTickNow + Millis{5});
+}
+
 TEST_F(WaitQueueTest, ReportsAtMostRequestedNumberOfQueues) {
   for (int i = 0; i < 10; ++i) {
     for (int j = 0; j <= i; ++j) {

@@ -775,8 +775,9 @@ bool SimHost::IsQueueClean() const {
 
 KeyContent SimHost::Open(const KeyName& name, Access access) {
   if (doing_ == Doing::kEvent || doing_ == Doing::kNothing) Fail("a key is opened inside an event");
-  if (only_reads_ && access == Access::kWrite)
+  if (only_reads_ && access == Access::kWrite) {
     Fail("a command that only reads opens a key to write");
+  }
   if (doing_ == Doing::kApplying && access != Access::kWrite) {
     Fail("a fact opens a key as if it were no command");
   }

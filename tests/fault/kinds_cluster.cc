@@ -95,7 +95,9 @@ class WanderingSlot {
   // same breath in which the slot is settled again.
   void GiveUpAndBringBack() {
     const size_t to = AnotherNode();
-    MoveSome(Begin(to));
+    const SlotMove move = Begin(to);
+    LetReadingsArrive();
+    MoveSome(move);
     Client& other = cluster_.client(to);
     other.Do("CLIENT", "PAUSE", 10000, "WRITE");
     std::string breath =
@@ -132,6 +134,7 @@ class WanderingSlot {
   void GiveUpAndForget() {
     const size_t to = AnotherNode();
     const SlotMove move = Begin(to);
+    LetReadingsArrive();
     MoveSome(move);
     const Workload& workload = round_.driver().workload();
     round_.driver().NewLife();
@@ -150,6 +153,9 @@ class WanderingSlot {
   }
   int64_t Few() { return round_.Between(1, 12); }
   void Work() { round_.LetWork(0, 25 * kMillisecond); }
+  // A node whose slot comes back has to know how far the other one's clock leads, or tokens may
+  // fall (docs/guarantees.md). A message on the bus of the cluster may take 50 ms on loopback.
+  void LetReadingsArrive() { round_.LetWork(150 * kMillisecond, 200 * kMillisecond); }
 
   Args KeysOn(size_t node) {
     return cluster_.client(node).Do("CLUSTER", "GETKEYSINSLOT", slot_, 1000).Texts();
